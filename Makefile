@@ -1,0 +1,51 @@
+# Everything that is done with this repository. `make demo` and `make test` are all a newcomer needs.
+
+PYTHON ?= python3
+# Two environments: SGLang pins its own versions of much, and pip cannot satisfy both at once.
+VENV := .venv
+SERVER_VENV := .venv-server
+PACKAGES := contract store producer worker sglang_patch infra/local
+CODE := $(PACKAGES) benchmarks tests
+
+.PHONY: help install demo test check bench lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/.installed $(SERVER_VENV)/.installed ## make both environments; leaves the command in .venv/bin/statetap
+
+$(VENV)/.installed: requirements/main.lock $(PACKAGES:=/pyproject.toml)
+	$(PYTHON) -c 'import sys; sys.exit("statetap needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/main.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
+	touch $@
+
+$(SERVER_VENV)/.installed: requirements/server.lock requirements/server-nodeps.lock contract/pyproject.toml sglang_patch/pyproject.toml
+	$(PYTHON) -m venv $(SERVER_VENV)
+	$(SERVER_VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/server.lock
+	$(SERVER_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/server-nodeps.lock
+	$(SERVER_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e ./contract -e ./sglang_patch
+	touch $@
+
+demo: install ## extract the example dataset end to end; KEEP=1 leaves it running for a look at Flower
+	$(VENV)/bin/python -m statetap_local.demo $(if $(KEEP),--keep)
+
+test: install ## unit, integration and acceptance tests, the latter on a real SGLang server
+	$(VENV)/bin/pytest
+
+check: install ## formatting, lint, types, import rules, duplicate names
+	$(VENV)/bin/ruff format --check $(CODE)
+	$(VENV)/bin/ruff check $(CODE)
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python infra/check_names.py $(PACKAGES)
+
+bench: install ## the measurements behind the README's figures
+	$(VENV)/bin/python benchmarks/capture_overhead.py
+
+lock: ## resolve requirements/*.in anew into requirements/*.lock
+	infra/lock.sh $(PYTHON)
+
+clean: ## remove environments, caches and the demo's files
+	rm -rf $(VENV) $(SERVER_VENV) .cache demo-run

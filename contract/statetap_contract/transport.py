@@ -1,0 +1,50 @@
+"""How producer and worker meet: queue names and the Celery settings both ends must share.
+
+Plain data, no Celery import. Each setting was chosen by killing real workers and brokers; the
+reasons are in docs/decisions/0004-celery-settings.md.
+"""
+
+from typing import Final
+
+TASK_NAME: Final = "statetap.extract"
+
+#: Seconds after which a message that was taken and never acknowledged is delivered again. Must
+#: exceed the longest task, else a message runs twice while it runs.
+VISIBILITY_TIMEOUT_S: Final = 1800
+
+
+def queue_name(spec_digest: str) -> str:
+    """The queue of one capture spec, so that servers with other models can share one Redis."""
+    return f"statetap.{spec_digest}"
+
+
+def celery_settings(broker_url: str) -> dict[str, object]:
+    """Settings for ``celery.Celery(...).conf.update``."""
+    return {
+        "broker_url": broker_url,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        "broker_transport_options": {
+            "visibility_timeout": VISIBILITY_TIMEOUT_S,
+            "unacked_restore_interval": 10,
+            "unacked_restore_throttle": 1,
+            "unacked_mutex_expire": 60,
+            "socket_timeout": 15,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 10,
+        },
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "task_ignore_result": True,
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "task_retry_on_worker_lost": True,
+        "task_send_sent_event": True,
+        "worker_send_task_events": True,
+        "worker_prefetch_multiplier": 1,
+        "worker_soft_shutdown_timeout": 60,
+        "worker_enable_soft_shutdown_on_idle": True,
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_hijack_root_logger": False,
+    }

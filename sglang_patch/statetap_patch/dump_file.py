@@ -1,0 +1,116 @@
+"""One dump on disk: filled row by row, made visible whole by a hard link, or not at all."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import xxhash
+from statetap_contract import HEADER_BYTES, Receipt, decode_header, dump_name, layout_of
+from statetap_contract.dump import encode_header
+
+#: Ends the name of a file that is still being filled.
+UNFINISHED_SUFFIX = ".unfinished"
+
+
+class DumpFile:
+    """A dump that is being written by the writer thread.
+
+    Rows arrive in order. The temporary name carries the attempt, not the key, so that a retry
+    never meets what an earlier attempt left.
+    """
+
+    def __init__(self, folder: Path, draft: Receipt) -> None:
+        """Reserves the space of the whole dump.
+
+        Args:
+            folder: where dumps are published.
+            draft: the receipt, but for ``states_xxh3``.
+
+        Raises:
+            OSError: no room (ENOSPC), or the folder is gone.
+        """
+        self._folder = folder
+        self._draft = draft
+        self._layout = layout_of(draft)
+        self._checksum = xxhash.xxh3_64()
+        self._temporary = folder / f".{draft.attempt}{UNFINISHED_SUFFIX}"
+        self._fd: int | None = os.open(
+            self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644
+        )
+        try:
+            # A full disk shows now, before any row was written.
+            os.posix_fallocate(self._fd, 0, self._layout.file_bytes)
+        except OSError:
+            self.discard()
+            raise
+
+    def write(self, first_row: int, token_ids: bytes, states: memoryview) -> None:
+        """Writes consecutive rows and the int32 ids that the model was fed in them."""
+        self._checksum.update(states)
+        layout = self._layout
+        self._pwrite(states, layout.states_offset + first_row * layout.row_bytes)
+        self._pwrite(memoryview(token_ids), layout.token_ids_offset + 4 * first_row)
+
+    def publish(self) -> Receipt:
+        """Writes the header and gives the dump its name. Returns the final receipt.
+
+        A dump of the same key and prompt that is already there wins, and its receipt is returned.
+
+        Raises:
+            FileExistsError: the key is taken by another prompt's dump.
+        """
+        receipt = replace(self._draft, states_xxh3=self._checksum.hexdigest())
+        self._pwrite(memoryview(encode_header(receipt)), 0)
+        path = self._folder / dump_name(receipt.key)
+        try:
+            os.link(self._temporary, path)  # atomic, and never replaces a published dump
+        except FileExistsError:
+            other = read_receipt(self._folder, receipt.key)
+            if other is None or other.token_digest != receipt.token_digest:
+                raise
+            return other
+        finally:
+            self.discard()
+        return receipt
+
+    def discard(self) -> None:
+        """Removes the temporary name; a published dump keeps its own."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+            self._temporary.unlink(missing_ok=True)
+
+    def __del__(self) -> None:
+        # A capture whose request vanishes drops its last reference here, and its space with it.
+        if getattr(self, "_fd", None) is not None:
+            self.discard()
+
+    def _pwrite(self, data: memoryview, offset: int) -> None:
+        if self._fd is None:
+            raise ValueError("the dump was already published or discarded")
+        while data:
+            written = os.pwrite(self._fd, data, offset)
+            data, offset = data[written:], offset + written
+
+
+def read_receipt(folder: Path, key: str) -> Receipt | None:
+    """The receipt of a published dump; None when there is none, or none that can be read."""
+    try:
+        with (folder / dump_name(key)).open("rb") as stream:
+            return decode_header(stream.read(HEADER_BYTES))
+    except FileNotFoundError:
+        return None
+    except (ValueError, json.JSONDecodeError):
+        return None
+
+
+def sweep(folder: Path) -> int:
+    """Removes what a server that died left unfinished. Returns the number of files.
+
+    Only for the sole server of the folder, before it starts.
+    """
+    leftovers = list(folder.glob(f".*{UNFINISHED_SUFFIX}"))
+    for file in leftovers:
+        file.unlink(missing_ok=True)
+    return len(leftovers)

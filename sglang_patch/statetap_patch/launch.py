@@ -1,0 +1,162 @@
+"""``statetap-server``: checks what can be checked, then becomes a patched SGLang server."""
+
+import argparse
+import importlib.util
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from statetap_contract import MissingError, ModelFolder, StatetapError, UsageError
+
+from statetap_patch.cpu import PLATFORM_NAME
+from statetap_patch.dump_file import sweep
+from statetap_patch.layers import raw_layer_ids
+from statetap_patch.settings import PatchSettings
+
+#: Arguments that SGLang must not be given, because they make rows wrong or answers late.
+_OWNED = (
+    "--model-path",
+    "--model",
+    "--dtype",
+    "--host",
+    "--port",
+    "--device",
+    "--served-model-name",
+    "--enable-return-aux-hidden-states",
+    "--return-aux-hidden-state-layer-ids",
+    "--speculative-algorithm",
+)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    arguments, sglang_arguments = _parser().parse_known_args()
+    try:
+        command, environment = prepare(arguments, sglang_arguments)
+    except StatetapError as error:
+        print(f"statetap-server: {error}", file=sys.stderr)  # noqa: T201  the command's output
+        sys.exit(error.exit_code)
+    os.execve(sys.executable, command, environment)  # noqa: S606  the pid stays, signals reach SGLang
+
+
+def prepare(
+    arguments: argparse.Namespace, sglang_arguments: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command line and environment of the server.
+
+    Raises:
+        UsageError: layers, dtype or arguments that cannot work.
+        MissingError: no SGLang, no model, no dump folder, or a port that is taken.
+    """
+    for argument in sglang_arguments:
+        if argument.split("=")[0] in _OWNED:
+            raise UsageError(
+                "argument-owned", f"{argument} is set by statetap-server; leave it out"
+            )
+    if importlib.util.find_spec("sglang") is None:
+        raise MissingError(
+            "sglang-missing", "sglang is not installed in this environment; see the README"
+        )
+    model = ModelFolder.read(arguments.model)
+    layers = tuple(arguments.layers) if arguments.layers else None
+    spec = model.spec(layers, arguments.dtype)
+    dumps = _dump_folder(arguments.dumps, spec.row_bytes * model.context_length)
+    _check_port(arguments.host, arguments.port)
+    settings = PatchSettings(dumps, spec, raw_layer_ids(spec.layers))
+    command = [
+        sys.executable,
+        "-m",
+        "statetap_patch.serve",
+        f"--model-path={model.path}",
+        f"--served-model-name={model.name}",
+        f"--dtype={spec.dtype}",
+        f"--host={arguments.host}",
+        f"--port={arguments.port}",
+        "--enable-return-aux-hidden-states",
+        "--speculative-algorithm=EAGLE3",
+        "--return-aux-hidden-state-layer-ids",
+        *map(str, settings.raw_layer_ids),
+    ]
+    environment = dict(os.environ) | settings.to_environment()
+    if arguments.cpu:
+        command += [
+            "--device=cpu",
+            "--attention-backend=torch_native",
+            "--sleep-on-idle",
+            "--mem-fraction-static=0.5",
+        ]
+        environment["SGLANG_PLATFORM"] = PLATFORM_NAME
+        environment.pop("SGLANG_USE_CPU_ENGINE", None)
+    return command + sglang_arguments, environment
+
+
+def _dump_folder(path: Path, largest_dump_bytes: int) -> Path:
+    """Checks the folder, and clears what an earlier server left unfinished in it."""
+    path = path.resolve()
+    if not path.is_dir():
+        raise MissingError("dumps-missing", f"{path} is not a folder; make it, on shared memory")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise MissingError("dumps-unwritable", f"{path} cannot be written to; change its owner")
+    stat = os.statvfs(path)
+    total_bytes = stat.f_frsize * stat.f_blocks
+    if total_bytes < largest_dump_bytes:
+        raise MissingError(
+            "dumps-too-small",
+            f"{path} has {total_bytes / 2**20:.0f} MiB and one prompt of full context length "
+            f"needs {largest_dump_bytes / 2**20:.0f} MiB; enlarge it (Docker: --shm-size)",
+        )
+    sweep(path)
+    return path
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        # As the server itself does: a port in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise MissingError(
+                "port-taken", f"cannot listen on {host}:{port} ({error.strerror}); choose another"
+            ) from error
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, in the project's form."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"statetap-server: {message}; see statetap-server --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="statetap-server",
+        description="Serve a model with SGLang and dump the hidden states of the prompts that "
+        "ask for it. Arguments not listed here are passed on to SGLang.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="model folder")
+    parser.add_argument(
+        "--dumps",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder for dumps, shared with the workers; best on shared memory",
+    )
+    parser.add_argument(
+        "--layers",
+        type=int,
+        nargs="+",
+        metavar="K",
+        help="aux layers as boundary indices, hidden_states[K] of HF transformers "
+        "(default: EAGLE-3's three)",
+    )
+    parser.add_argument(
+        "--dtype", metavar="D", help="bfloat16, float16 or float32 (default: the checkpoint's)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=30000, help="port (%(default)s)")
+    parser.add_argument("--cpu", action="store_true", help="serve on a plain CPU, without CUDA")
+    return parser
