@@ -3,6 +3,7 @@
 Standard library only, because it is installed beside everything, the SGLang server included.
 """
 
+from statetap_contract.dead_letter import DeadLetter
 from statetap_contract.dump import (
     HEADER_BYTES,
     DumpLayout,
@@ -22,7 +23,7 @@ from statetap_contract.errors import (
     TransientError,
     UsageError,
 )
-from statetap_contract.handshake import ServerCapture, captures_in
+from statetap_contract.handshake import ServerCapture, agreed_capture
 from statetap_contract.job import RUN_NAME_FORM, Job
 from statetap_contract.model_folder import ModelFolder
 from statetap_contract.prompt import KEY_FORM, Prompt, sample_key
@@ -41,6 +42,7 @@ __all__ = [
     "CaptureRequest",
     "CaptureSpec",
     "CheckError",
+    "DeadLetter",
     "DumpLayout",
     "Job",
     "MismatchError",
@@ -55,7 +57,7 @@ __all__ = [
     "StopError",
     "TransientError",
     "UsageError",
-    "captures_in",
+    "agreed_capture",
     "celery_settings",
     "decode_header",
     "dump_name",

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from statetap_contract.errors import MissingError
 from statetap_contract.request import FIELD
 from statetap_contract.spec import CaptureSpec
 from statetap_contract.strict_json import FieldReader
@@ -58,16 +59,44 @@ class ServerCapture:
         return info
 
 
-def captures_in(server_info: object) -> list[ServerCapture]:
-    """The capture facts in a decoded ``/server_info`` answer, one per scheduler that has them.
+def agreed_capture(server_info: object, url: str) -> ServerCapture:
+    """The capture facts in a decoded ``/server_info`` answer.
 
-    An empty list means an unpatched server. Raises ValueError for facts that cannot be read.
+    A server has one scheduler per data-parallel rank, and all must say the same.
+
+    Args:
+        server_info: the decoded answer.
+        url: the server's address, for messages.
+
+    Raises:
+        MissingError: kind ``server-unpatched``: prompts would be served uncaptured;
+            ``server-inconsistent``; ``server-writer-dead``.
     """
     states = server_info.get("internal_states") if isinstance(server_info, dict) else None
-    if not isinstance(states, list):
-        return []
-    return [
-        ServerCapture.from_json(state[FIELD])
-        for state in states
-        if isinstance(state, dict) and FIELD in state
-    ]
+    try:
+        captures = [
+            ServerCapture.from_json(state[FIELD])
+            for state in (states if isinstance(states, list) else [])
+            if isinstance(state, dict) and FIELD in state
+        ]
+    except ValueError as error:
+        raise MissingError(
+            "server-unpatched",
+            f"the server at {url} speaks another version of statetap ({error}); install the same "
+            "version on both sides",
+        ) from error
+    if not captures:
+        raise MissingError(
+            "server-unpatched",
+            f"the server at {url} captures nothing; start it with statetap-server",
+        )
+    if any(capture.spec != captures[0].spec for capture in captures):
+        raise MissingError(
+            "server-inconsistent",
+            f"the schedulers of the server at {url} do not all capture the same; restart it",
+        )
+    if not all(capture.is_writer_alive for capture in captures):
+        raise MissingError(
+            "server-writer-dead", f"the server at {url} can write no dumps any more; restart it"
+        )
+    return captures[0]

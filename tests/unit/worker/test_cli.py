@@ -1,0 +1,43 @@
+"""The worker's command: one sentence and a code for every mistake."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).parent / "statetap-worker"
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        ([], 2, "--dumps"),
+        (["--dumps=/no/such", "--runs=."], 2, "STATETAP_REDIS"),
+        (["--dumps=/no/such", "--runs=.", "--redis=redis://127.0.0.1:1"], 3, "/no/such"),
+        (["--dumps=.", "--runs=/no/such", "--redis=redis://127.0.0.1:1"], 3, "/no/such"),
+        (["--dumps=.", "--runs=.", "--redis=redis://127.0.0.1:1"], 3, "Redis"),
+        (["--dumps=.", "--runs=.", "--redis=ftp://x"], 2, "Redis URL"),
+        (["--dumps=.", "--runs=.", "--name=a/b", "--redis=redis://x"], 2, "a/b"),
+        (["--dumps=.", "--runs=.", "--processes=0", "--redis=redis://x"], 2, "0 processes"),
+        (["--dumps=.", "--runs=.", "--shard-gib=0", "--redis=redis://x"], 2, "0.0 GiB"),
+        (["--dumps=.", "--runs=.", "--unknown"], 2, "--unknown"),
+    ],
+)
+def test_mistakes_get_a_sentence(arguments: list[str], code: int, reason: str) -> None:
+    """No traceback, and the sentence names the value."""
+    ended = run(*arguments)
+    assert ended.returncode == code
+    assert ended.stderr.startswith("statetap-worker: ")
+    assert ended.stderr.count("\n") == 1
+    assert reason in ended.stderr
+
+
+def test_the_password_is_not_shown() -> None:
+    """Errors end in logs that others read."""
+    ended = run("--dumps=.", "--runs=.", "--redis=redis://:secret-word@127.0.0.1:1")
+    assert ended.returncode == 3
+    assert "secret-word" not in ended.stderr

@@ -1,0 +1,95 @@
+"""From a job to a stored sample, with a stand-in server and real shards."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from statetap_contract import (
+    FIELD,
+    MismatchError,
+    Receipt,
+    StopError,
+)
+from statetap_store import Provenance, RunScanner, ShardReader, ShardSet
+from statetap_worker.pipeline import Pipeline
+from statetap_worker.server import Server
+
+from .conftest import JOB, SPEC, DumpBuilder, good_states
+
+
+class Bench:
+    """A pipeline over a server that answers as told."""
+
+    def __init__(self, tmp_path: Path, dumps: DumpBuilder, answer: Callable[[], Receipt]) -> None:
+        self.num_asked = 0
+        self.shards_folder = tmp_path / "shards"
+        self.shards_folder.mkdir()
+        self.shards = ShardSet(
+            self.shards_folder,
+            "w-00",
+            1 << 20,
+            SPEC,
+            Provenance("a-run", "w-00", "h", "0.5.23", "0.1.0", (0, 2)),
+        )
+
+        def respond(_request: httpx.Request) -> httpx.Response:
+            self.num_asked += 1
+            return httpx.Response(200, json={"meta_info": {FIELD: [answer().to_json()]}})
+
+        server = Server("http://s", httpx.MockTransport(respond))
+        self.pipeline = Pipeline(server, SPEC, dumps.folder, lambda _run: self.shards)
+
+    def num_stored(self) -> int:
+        scanner = RunScanner(self.shards_folder)
+        scanner.refresh()
+        return int(scanner.num_samples)
+
+
+def test_a_prompt_becomes_a_sample_and_its_dump_goes(
+    tmp_path: Path, dumps: DumpBuilder, dump_path: Path
+) -> None:
+    """Ids, mask and states are stored bit for bit, with the server's checksum."""
+    bench = Bench(tmp_path, dumps, dumps.write)
+    outcome = bench.pipeline.extract(JOB)
+    assert (outcome.key, outcome.num_tokens, outcome.is_new) == (JOB.key, 5, True)
+    assert not dump_path.exists()
+    bench.shards.close()
+    with ShardReader(next(bench.shards_folder.glob("*.h5"))) as reader:
+        (entry,) = reader.samples
+        sample = reader.read(entry)
+    assert sample.key == JOB.key
+    assert sample.token_ids.tolist() == [5, 6, 7, 8, 9]
+    assert sample.loss_mask.tolist() == [0, 0, 1, 1, 1]
+    assert sample.states.tobytes() == good_states().tobytes()
+
+
+def test_a_second_delivery_is_a_no_op(tmp_path: Path, dumps: DumpBuilder, dump_path: Path) -> None:
+    """The server is not even asked, and a dump that was left behind goes."""
+    bench = Bench(tmp_path, dumps, dumps.write)
+    bench.pipeline.extract(JOB)
+    dumps.write()
+    assert bench.pipeline.extract(JOB).is_new is False
+    assert (bench.num_asked, bench.num_stored()) == (1, 1)
+    assert not dump_path.exists()
+
+
+def test_a_mismatch_stores_nothing_and_frees_the_key(
+    tmp_path: Path, dumps: DumpBuilder, dump_path: Path
+) -> None:
+    """Were the dump left, the server would answer the retry with the same wrong one."""
+    bench = Bench(tmp_path, dumps, lambda: dumps.write(token_ids=[5, 7, 8, 9, 9]))
+    with pytest.raises(MismatchError):
+        bench.pipeline.extract(JOB)
+    assert not dump_path.exists()
+    assert bench.num_stored() == 0
+
+
+def test_a_job_of_another_spec_stops_the_worker(tmp_path: Path, dumps: DumpBuilder) -> None:
+    """It came through a wrong queue; nothing is asked of the server."""
+    bench = Bench(tmp_path, dumps, dumps.write)
+    with pytest.raises(StopError) as caught:
+        bench.pipeline.extract(replace(JOB, spec_digest="0" * 32))
+    assert caught.value.kind == "spec-differs"
+    assert bench.num_asked == 0

@@ -1,0 +1,1 @@
+"""Celery workers that extract, prove and store hidden states."""

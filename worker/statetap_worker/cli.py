@@ -1,0 +1,138 @@
+"""``statetap-worker``: shakes hands with its server, then works off that server's queue."""
+
+import argparse
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Final, NoReturn
+
+import redis
+from statetap_contract import MissingError, StatetapError, UsageError
+
+from statetap_worker.app import make_app
+from statetap_worker.server import Server
+from statetap_worker.settings import WORKER_NAME_FORM, WorkerSettings
+
+_GIB: Final = 1 << 30
+
+#: Seconds to wait for a server that is still loading its model.
+_SERVER_WAIT_S: Final = 600.0
+
+
+def main() -> None:
+    """Entry point of the command."""
+    try:
+        settings = _settings(_parser().parse_args())
+        _check_redis(settings.redis_url)
+        with Server(settings.server_url) as server:
+            capture = server.wait_until_ready(_SERVER_WAIT_S)
+        app = make_app(settings, capture)
+    except StatetapError as error:
+        print(f"statetap-worker: {error}", file=sys.stderr)  # noqa: T201  the command's output
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    app.worker_main(
+        [
+            "worker",
+            f"--hostname={settings.name}@%h",
+            "--loglevel=WARNING",
+            # Workers have nothing to tell one another.
+            "--without-gossip",
+            "--without-mingle",
+        ]
+    )
+
+
+def _settings(arguments: argparse.Namespace) -> WorkerSettings:
+    if not WORKER_NAME_FORM.fullmatch(arguments.name):
+        raise UsageError(
+            "worker-name",
+            f"worker name {arguments.name!r} must match {WORKER_NAME_FORM.pattern}; it becomes "
+            "part of file names; give another with --name",
+        )
+    if arguments.processes < 1:
+        raise UsageError("processes", f"{arguments.processes} processes do no work; give 1 or more")
+    if arguments.shard_gib <= 0:
+        raise UsageError("shard-gib", f"shards of {arguments.shard_gib} GiB hold nothing")
+    if not arguments.redis:
+        raise UsageError("redis-missing", "no Redis is named; give --redis or set STATETAP_REDIS")
+    for folder in (arguments.dumps, arguments.runs):
+        if not folder.is_dir():
+            raise MissingError("folder-missing", f"{folder} is not a folder; make it first")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise MissingError("folder-unwritable", f"{folder} cannot be written to")
+    return WorkerSettings(
+        server_url=arguments.server.rstrip("/"),
+        redis_url=arguments.redis,
+        dumps=arguments.dumps.resolve(),
+        runs=arguments.runs.resolve(),
+        name=arguments.name,
+        num_processes=arguments.processes,
+        shard_bytes=int(arguments.shard_gib * _GIB),
+    )
+
+
+def _check_redis(url: str) -> None:
+    """Fails in seconds where Celery would try for ever."""
+    try:
+        with redis.Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3) as client:
+            client.ping()
+    except ValueError as error:
+        raise UsageError("redis-url", f"the Redis URL cannot be read: {error}") from error
+    except redis.AuthenticationError as error:
+        raise MissingError(
+            "redis-refused", f"Redis refuses the password in --redis: {error}"
+        ) from error
+    except redis.RedisError as error:
+        raise MissingError(
+            "redis-unreachable", f"Redis cannot be reached ({error}); start it or mend --redis"
+        ) from error
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, in the project's form."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"statetap-worker: {message}; see statetap-worker --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="statetap-worker",
+        description="Extract queued prompts through one SGLang server into HDF5 shards.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--server", default="http://127.0.0.1:30000", metavar="URL", help="its server (%(default)s)"
+    )
+    parser.add_argument(
+        "--redis",
+        # A password on a command line can be read by everyone on the host.
+        default=os.environ.get("STATETAP_REDIS"),
+        metavar="URL",
+        help="Redis of the queue (environment: STATETAP_REDIS)",
+    )
+    parser.add_argument(
+        "--dumps", type=Path, required=True, metavar="DIR", help="the server's dump folder"
+    )
+    parser.add_argument(
+        "--runs", type=Path, required=True, metavar="DIR", help="folder that holds the runs"
+    )
+    parser.add_argument(
+        "--name",
+        default=socket.gethostname().split(".")[0][:32],
+        help="stable name, unique among the workers of --runs (%(default)s)",
+    )
+    parser.add_argument(
+        "--processes", type=int, default=8, metavar="N", help="prompts in flight (%(default)s)"
+    )
+    parser.add_argument(
+        "--shard-gib",
+        type=float,
+        default=16.0,
+        metavar="G",
+        help="size at which a shard is closed and the next begun (%(default)g)",
+    )
+    return parser

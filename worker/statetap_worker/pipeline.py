@@ -1,0 +1,104 @@
+"""From a job to a sample in a shard. No Celery here: this is what a worker does, in order."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from statetap_contract import CaptureSpec, Job, MismatchError, Receipt, StopError
+from statetap_store import ShardSet
+
+from statetap_worker.dump import Dump, delete_dump, map_dump
+from statetap_worker.server import Server
+from statetap_worker.validate import prove_dump, prove_receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job; small, because Flower shows it."""
+
+    key: str
+    num_tokens: int
+    #: False when the sample was there already.
+    is_new: bool
+    #: Milliseconds in the server, proving, and writing with its commit.
+    server_ms: float
+    prove_ms: float
+    store_ms: float
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One worker process's way from a job to a stored sample."""
+
+    server: Server
+    #: What the server said it captures.
+    spec: CaptureSpec
+    #: The server's dump folder, as this host sees it.
+    dumps: Path
+    #: Gives the shards of a run, by the run's name.
+    shards_of: Callable[[str], ShardSet]
+
+    def extract(self, job: Job) -> Outcome:
+        """Extracts, proves and stores one prompt; returns once the sample is durable.
+
+        Doing it twice stores it once.
+
+        Raises:
+            RetryError, RejectError, StopError: see ``retry.decide``.
+        """
+        if job.spec_digest != self.spec.digest:
+            raise StopError(
+                "spec-differs",
+                f"job {job.key} wants spec {job.spec_digest}, the server at {self.server.url} "
+                f"captures {self.spec.digest}",
+            )
+        shards = self.shards_of(job.run)
+        if job.key in shards:
+            # Stored before its message was acknowledged; the dump may have been left behind.
+            delete_dump(self.dumps, job.key)
+            return Outcome(job.key, job.prompt.num_tokens, False, 0.0, 0.0, 0.0)
+
+        begun = time.monotonic()
+        receipt = self.server.capture(job)
+        answered = time.monotonic()
+        dump = self._prove(receipt, job)
+        proven = time.monotonic()
+        shards.append(
+            job.key,
+            dump.token_ids,
+            np.frombuffer(job.prompt.loss_mask(), np.uint8),
+            dump.states,
+            # The server's own checksum goes along with the sample, so that ``verify`` proves the
+            # whole way from the model's memory to the disk.
+            states_xxh3=int(receipt.states_xxh3, 16),
+        )
+        shards.commit()
+        # Only now is nothing lost when the dump goes. It goes before the acknowledgement: a
+        # message that comes again finds the sample by its key and needs no dump.
+        delete_dump(self.dumps, job.key)
+        stored = time.monotonic()
+        return Outcome(
+            job.key,
+            job.prompt.num_tokens,
+            True,
+            *(
+                round(1000 * seconds, 1)
+                for seconds in (answered - begun, proven - answered, stored - proven)
+            ),
+        )
+
+    def _prove(self, receipt: Receipt, job: Job) -> Dump:
+        """The dump, proven; one that fails is deleted, or the retry would be given it again."""
+        try:
+            prove_receipt(receipt, job, self.spec)
+            dump = map_dump(self.dumps, receipt)
+            prove_dump(dump, receipt, job, self.spec)
+        except MismatchError:
+            delete_dump(self.dumps, job.key)
+            raise
+        return dump
