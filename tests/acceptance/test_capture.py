@@ -1,0 +1,242 @@
+"""Every row belongs to its prompt: the patched server against HF transformers."""
+
+import random
+from array import array
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.torch import load_file
+from statetap_contract import FIELD, CaptureRequest, Job, Prompt, Receipt, TransientError, dump_name
+from statetap_local.services import LocalServer
+from statetap_worker.server import Server
+
+from .reference import Reference
+
+#: Largest difference of a float32 state; chunked and mixed batches sum in another order.
+BOUND = 1e-4
+
+Capture = Callable[[list[list[int]]], list[tuple[Job, Receipt]]]
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model: Path) -> Reference:
+    return Reference(tiny_model)
+
+
+@pytest.fixture
+def capture(server: LocalServer, dumps: Path) -> Capture:
+    """Captures prompts, all in flight at once."""
+
+    def capture_all(prompts: list[list[int]]) -> list[tuple[Job, Receipt]]:
+        with Server(server.url) as client, ThreadPoolExecutor(len(prompts)) as threads:
+            spec = client.handshake().spec
+            jobs = [Job.of("r", spec.digest, Prompt(array("i", ids), ())) for ids in prompts]
+            for job in jobs:  # a key that was captured before would only be replayed
+                (dumps / dump_name(job.key)).unlink(missing_ok=True)
+            return list(zip(jobs, threads.map(client.capture, jobs), strict=True))
+
+    return capture_all
+
+
+def prompts_of(lengths: list[int], seed: int) -> list[list[int]]:
+    generator = random.Random(seed)
+    return [[generator.randrange(2, 512) for _ in range(length)] for length in lengths]
+
+
+def assert_right(dumps: Path, reference: Reference, captured: list[tuple[Job, Receipt]]) -> None:
+    for job, receipt in captured:
+        ids = job.prompt.token_ids.tolist()
+        tensors = load_file(dumps / dump_name(job.key))
+        assert tensors["token_ids"].tolist() == ids
+        expected = reference.states(ids, receipt.layers)
+        assert tensors["states"].shape == expected.shape
+        difference = (tensors["states"] - expected).abs().max().item()
+        assert difference <= BOUND, f"{len(ids)} tokens, off by {difference}"
+
+
+def test_one_prompt(dumps: Path, reference: Reference, capture: Capture) -> None:
+    """A short prompt alone."""
+    assert_right(dumps, reference, capture(prompts_of([40], 1)))
+
+
+@pytest.mark.parametrize("length", [1, 2, 255, 256, 257, 512, 513, 3000])
+def test_lengths_around_the_chunk_size(
+    dumps: Path, reference: Reference, capture: Capture, length: int
+) -> None:
+    """One token, and every way in which a prompt can meet the edge of a chunk."""
+    assert_right(dumps, reference, capture(prompts_of([length], length)))
+
+
+def test_many_at_once(dumps: Path, reference: Reference, capture: Capture) -> None:
+    """48 prompts of 5 to 700 tokens: they share batches and are cut into chunks."""
+    lengths = random.Random(2).choices(range(5, 700), k=48)
+    assert_right(dumps, reference, capture(prompts_of(lengths, 2)))
+
+
+def test_the_same_prompts_again(dumps: Path, reference: Reference, capture: Capture) -> None:
+    """With the prefix cache on, a repeated prompt is computed anew, row for row."""
+    prompts = prompts_of([300, 50, 120], 3)
+    first = capture(prompts)
+    again = capture(prompts)
+    assert_right(dumps, reference, again)
+    assert {receipt.attempt for _, receipt in first}.isdisjoint(
+        receipt.attempt for _, receipt in again
+    )
+
+
+def test_shared_prefixes_in_a_warm_cache(
+    server: LocalServer, dumps: Path, reference: Reference, capture: Capture
+) -> None:
+    """A system prompt that others have put into the cache costs captured prompts no row."""
+    (prefix,) = prompts_of([200], 4)
+    for _ in range(2):
+        answer = generate(server, prefix, max_new_tokens=4)
+    assert answer["meta_info"]["cached_tokens"] > 100  # the cache really is warm
+    prompts = [prefix + tail for tail in prompts_of([5, 60, 1, 300], 5)] + [list(prefix)]
+    assert_right(dumps, reference, capture(prompts))
+
+
+def test_among_other_traffic(
+    server: LocalServer, dumps: Path, reference: Reference, capture: Capture
+) -> None:
+    """Plain requests that generate and health checks run through the same batches."""
+    plain = prompts_of([100] * 12, 6)
+    with ThreadPoolExecutor(14) as threads:
+        others = [threads.submit(generate, server, ids, max_new_tokens=64) for ids in plain]
+        checks = [
+            threads.submit(httpx.get, f"{server.url}/health_generate", timeout=60) for _ in range(4)
+        ]
+        captured = capture(prompts_of([30, 290, 600, 45, 410, 9, 270, 33], 7))
+        for other in others:
+            assert other.result()["meta_info"]["completion_tokens"] == 64
+            assert FIELD not in other.result()["meta_info"]
+        assert [check.result().status_code for check in checks] == [200] * 4
+    assert_right(dumps, reference, captured)
+
+
+def test_a_known_key_is_answered_from_its_dump(capture: Capture, server: LocalServer) -> None:
+    """Same key, same prompt: the receipt of the first attempt, without computing."""
+    ((job, receipt),) = capture(prompts_of([64], 8))
+    with Server(server.url) as client:
+        assert client.capture(job) == receipt
+
+
+def test_a_key_in_flight_is_refused(server: LocalServer) -> None:
+    """Of two requests with one key only one is computed; the other is told so, or replayed."""
+    (ids,) = prompts_of([3500], 9)
+    with Server(server.url) as client:
+        spec = client.handshake().spec
+    job = Job.of("r", spec.digest, Prompt(array("i", ids), ()))
+    body = request_body(job)
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(
+            threads.map(
+                lambda _: httpx.post(f"{server.url}/generate", json=body, timeout=60), range(6)
+            )
+        )
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses[0] == 200
+    assert 409 in statuses
+    receipts = [a.json()["meta_info"][FIELD][0] for a in answers if a.status_code == 200]
+    assert len({receipt["attempt"] for receipt in receipts}) == 1
+
+
+def test_clients_that_vanish_do_no_harm(
+    server: LocalServer, dumps: Path, reference: Reference, capture: Capture
+) -> None:
+    """Their dump is finished for the retry or dropped; either way the next ones are right."""
+    with Server(server.url) as client:
+        spec = client.handshake().spec
+    gone = [
+        Job.of("r", spec.digest, Prompt(array("i", ids), ()))
+        for ids in prompts_of([2000, 1500, 1800], 10)
+    ]
+    for job in gone:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/generate", json=request_body(job), timeout=0.02)
+    assert_right(dumps, reference, capture(prompts_of([100, 400], 11)))
+    # A retry of a vanished client's prompt succeeds, now or once the first try has ended.
+    with Server(server.url) as client:
+        for job in gone:
+            receipt = retry_while_in_flight(client, job)
+            assert_right(dumps, reference, [(job, receipt)])
+    assert not list(dumps.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"input_ids": [5, 512]}, 400),
+        ({"input_ids": [5, -1]}, 400),
+        ({"input_ids": []}, 400),
+        ({"input_ids": "text"}, 400),
+        ({"rid": "another"}, 400),
+        ({"sampling_params": {"n": 2}}, 400),
+        ({"sampling_params": {"custom_params": {FIELD: {"key": "../../x"}}}}, 400),
+        ({"sampling_params": {"custom_params": {FIELD: [1]}}}, 400),
+    ],
+)
+def test_hostile_requests_harm_nobody(
+    server: LocalServer, dumps: Path, capture: Capture, change: dict[str, Any], status: int
+) -> None:
+    """A 4xx, nothing in the dump folder, and the server goes on."""
+    before = set(dumps.iterdir())
+    with Server(server.url) as client:
+        spec = client.handshake().spec
+    job = Job.of("r", spec.digest, Prompt(array("i", [5, 6]), ()))
+    body = request_body(job)
+    parameters = body["sampling_params"] | change.get("sampling_params", {})
+    body |= change | {"sampling_params": parameters}
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=30)
+    assert answer.status_code == status
+    assert set(dumps.iterdir()) == before
+    assert len(capture(prompts_of([3], 12))) == 1
+
+
+def test_a_prompt_beyond_the_context_is_refused(server: LocalServer, capture: Capture) -> None:
+    """It is not cut in silence."""
+    with Server(server.url) as client:
+        spec = client.handshake().spec
+    (ids,) = prompts_of([5000], 13)
+    job = Job.of("r", spec.digest, Prompt(array("i", ids), ()))
+    answer = httpx.post(f"{server.url}/generate", json=request_body(job), timeout=30)
+    assert answer.status_code == 400
+    assert len(capture(prompts_of([3], 14))) == 1
+
+
+def request_body(job: Job) -> dict[str, Any]:
+    request = CaptureRequest(job.key, job.prompt.num_tokens, job.spec_digest)
+    return {
+        "rid": job.key,
+        "input_ids": job.prompt.token_ids.tolist(),
+        "sampling_params": {"max_new_tokens": 0, "custom_params": {FIELD: request.to_json()}},
+    }
+
+
+def generate(server: LocalServer, ids: list[int], max_new_tokens: int) -> dict[str, dict[str, int]]:
+    body = {
+        "input_ids": ids,
+        "sampling_params": {
+            "max_new_tokens": max_new_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        },
+    }
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
+    answer.raise_for_status()
+    result: dict[str, dict[str, int]] = answer.json()
+    return result
+
+
+def retry_while_in_flight(client: Server, job: Job) -> Receipt:
+    for _ in range(200):
+        try:
+            return client.capture(job)
+        except TransientError as error:
+            if error.kind != "key-in-flight":
+                raise
+    pytest.fail("the key stayed in flight")

@@ -1,0 +1,68 @@
+"""Real services for the tests: each is started once, used by many, stopped by its pid."""
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from statetap_local.models import tiny_llama
+from statetap_local.services import LocalRedis, LocalServer
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Nothing may look for a model hub, and nothing would find one.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """A random float32 Llama with 8 layers and a ChatML tokenizer."""
+    return tiny_llama(REPOSITORY / ".cache" / "models")
+
+
+@pytest.fixture(scope="session")
+def local_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRedis]:
+    """A Redis with a password; every test uses queues of its own."""
+    folder = tmp_path_factory.mktemp("redis")
+    service = LocalRedis(folder, folder / "redis.log", secrets.token_hex(8))
+    yield service
+    service.stop()
+
+
+@pytest.fixture(scope="session")
+def dumps() -> Iterator[Path]:
+    """The dump folder of ``server``, on shared memory."""
+    folder = Path(tempfile.mkdtemp(prefix="statetap-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def server(
+    tiny_model: Path, dumps: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalServer]:
+    """A real SGLang server in the setting that is hardest on row capture.
+
+    Prompts of more than 256 tokens are computed in chunks, chunks share batches with requests that
+    are generating, the prefix cache is on, and overlap scheduling too.
+    """
+    service = LocalServer(
+        tiny_model,
+        dumps,
+        tmp_path_factory.mktemp("server") / "server.log",
+        arguments=[
+            "--max-total-tokens=16384",
+            "--chunked-prefill-size=256",
+            "--enable-mixed-chunk",
+        ],
+    )
+    yield service
+    service.stop()
