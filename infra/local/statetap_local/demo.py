@@ -102,9 +102,9 @@ class _Demo:
         )
         queue = {"STATETAP_REDIS": redis.url}
         self._statetap("plan", self._dataset, "--model", model, "--server", server.url)
+        # Workers begin with the first prompt that arrives.
+        extraction_begun, num_stored = time.monotonic(), self._num_stored_tokens()
         self._statetap("enqueue", environment=queue)
-        extraction_begun = time.monotonic()
-        num_stored = self._num_stored_tokens()
         self._statetap("status", "--watch", environment=queue)
         num_extracted = self._num_stored_tokens() - num_stored
         extraction_s = time.monotonic() - extraction_begun
@@ -167,7 +167,8 @@ class _Demo:
 
     def _summary(self, begun: float, num_tokens: int, extraction_s: float, flower: str) -> None:
         rate = (
-            f"{num_tokens:,} tokens in {extraction_s:.0f} s, {num_tokens / extraction_s:,.0f} tokens/s"
+            f"{num_tokens:,} tokens in {extraction_s:.0f} s: "
+            f"{num_tokens / extraction_s:,.0f} tokens/s"
             if num_tokens
             else "nothing: every sample was stored before"
         )

