@@ -1,0 +1,102 @@
+"""The header's copies: how a header that was torn or damaged is recognised and replaced.
+
+``header_backup`` has two slots, each ``length`` (u8), ``xxh3-64`` (u8) and a copy of the header.
+Slot 0 is filled before the shard gets its name. Slot 1 is filled by sealing and made durable,
+before the header itself is rewritten and then slot 0. So a right slot 1 means that the shard is
+sealed, or was about to be and must be: no sample is ever appended once it is there.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import xxhash
+
+from statetap_store.file_bytes import read_range, write_at
+from statetap_store.layout import ALIGNMENT, BACKUP_BYTES, BACKUP_OFFSET, ByteRange
+
+#: Bytes of one slot; there are two.
+SLOT_BYTES: Final = BACKUP_BYTES // 2
+
+#: Slot of the header that the shard was made with, and the one that sealing fills first.
+OPEN_SLOT: Final = 0
+SEALED_SLOT: Final = 1
+
+_PREFIX: Final = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderCopies:
+    """The header region as it stands on disk, and what its copies say it should be."""
+
+    #: The first ``ALIGNMENT`` bytes of the file.
+    on_disk: bytes
+    #: What each slot holds; None where it is empty or fails its checksum.
+    slots: tuple[bytes | None, bytes | None]
+    #: Slots that are neither empty nor right.
+    damaged_slots: tuple[int, ...]
+
+    @property
+    def proven(self) -> bytes | None:
+        """The header this shard must have, None when no copy is right."""
+        return self.slots[SEALED_SLOT] or self.slots[OPEN_SLOT]
+
+    @property
+    def best(self) -> bytes:
+        """The proven header, or what stands on disk when nothing is proven."""
+        return self.proven or self.on_disk
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the header on disk is the proven one."""
+        return self.proven is not None and self.on_disk.startswith(self.proven)
+
+    @property
+    def is_seal_unfinished(self) -> bool:
+        """Whether sealing filled its slot and did not get to the other one."""
+        opened, sealed = self.slots
+        return sealed is not None and opened is not None and opened != sealed
+
+
+def read_copies(fd: int) -> HeaderCopies:
+    """Reads the header and both slots of an open file, whatever it is."""
+    slots = [_read_slot(fd, slot) for slot in (OPEN_SLOT, SEALED_SLOT)]
+    return HeaderCopies(
+        on_disk=read_range(fd, ByteRange(0, ALIGNMENT)),
+        slots=(slots[0][0], slots[1][0]),
+        damaged_slots=tuple(number for number, (_, is_damaged) in enumerate(slots) if is_damaged),
+    )
+
+
+def encode_copy(header: bytes) -> bytes:
+    """A slot's content. Raises ValueError for a header that does not fit."""
+    if _PREFIX.size + len(header) > SLOT_BYTES:
+        raise ValueError(f"a header of {len(header)} bytes does not fit: shorten the provenance")
+    return _PREFIX.pack(len(header), xxhash.xxh3_64_intdigest(header)) + header
+
+
+def write_copy(fd: int, slot: int, header: bytes) -> None:
+    """Fills a slot; the caller syncs. Raises OSError, and ValueError as ``encode_copy``."""
+    write_at(fd, encode_copy(header), slot_offset(slot))
+
+
+def clear_copy(fd: int, slot: int) -> None:
+    """Empties a slot; the caller syncs. Raises OSError."""
+    write_at(fd, bytes(SLOT_BYTES), slot_offset(slot))
+
+
+def slot_offset(slot: int) -> int:
+    """Where a slot starts in the file."""
+    return BACKUP_OFFSET + slot * SLOT_BYTES
+
+
+def _read_slot(fd: int, slot: int) -> tuple[bytes | None, bool]:
+    """The slot's copy, and whether the slot is damaged."""
+    data = read_range(fd, ByteRange(slot_offset(slot), SLOT_BYTES))
+    if not data.strip(b"\0"):
+        return None, slot == OPEN_SLOT
+    length, expected = _PREFIX.unpack_from(data.ljust(_PREFIX.size, b"\0"))
+    header = data[_PREFIX.size :][:length]
+    if len(header) != length or length == 0 or xxhash.xxh3_64_intdigest(header) != expected:
+        return None, True
+    return header, False

@@ -1,0 +1,118 @@
+"""Recovery: what a writer does with the end of a shard that was not closed in order.
+
+Which rows can a crash have harmed? Each row carries ``num_durable``, the number of rows that an
+earlier, successful fdatasync covered when it was written. The greatest such number among the
+rows that pass their checksum is therefore a lower bound on what is durable, and only the rows
+from there on can be incomplete: those of the last commit, and those that no commit covered yet.
+Their payloads are all verified, however many they are, and those before are left alone.
+
+A row that is not proven becomes a void row, in place, and what follows it stays. Only what
+stands behind the last row with a right checksum is cleared: nothing can follow it. Damaged rows
+before the bound are corruption, no matter of a crash: they stay as they are, for ``verify`` to
+report, and so do their token ranges.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from statetap_store.file_bytes import read_pieces, write_at
+from statetap_store.index_row import ROW_BYTES, STATE_VOID, IndexRow
+from statetap_store.layout import ByteRange, ShardLayout
+from statetap_store.payload import is_payload_intact, payload_parts
+from statetap_store.shard_index import ShardIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What recovery found. After a sync of the file, all of it is durable."""
+
+    #: Rows of proven samples, ascending.
+    samples: tuple[IndexRow, ...]
+    #: Rows that replace unproven ones.
+    voids: tuple[IndexRow, ...]
+    #: Numbers of the rows to be cleared.
+    junk: tuple[int, ...]
+    #: Number of the next row, and the first free token.
+    next_sequence: int
+    next_token: int
+
+
+def plan_recovery(fd: int, layout: ShardLayout, index: ShardIndex) -> Recovery:
+    """Decides, without writing, which rows stay and which become void."""
+    bound = index.num_durable
+    durable = [row for row in index.rows if row.sequence < bound]
+    late = {row.sequence: row for row in index.rows if row.sequence >= bound}
+    proven = {
+        sequence: row
+        for sequence, row in late.items()
+        if not row.is_sample or is_payload_intact(fd, layout, row)
+    }
+    token_end = max((row.token_end for row in durable), default=0)
+    if bound - 1 in index.damaged:
+        # Its tokens are unknown, but they end where those of a later row start.
+        token_end = max(token_end, min(row.token_offset for row in late.values()))
+    kept = (*durable, *proven.values())
+    voids = tuple(_voids(late, proven, token_end, range(bound, index.end)))
+    return Recovery(
+        samples=tuple(row for row in kept if row.is_sample),
+        voids=voids,
+        junk=index.junk,
+        next_sequence=index.end,
+        next_token=max((row.token_end for row in (*kept, *voids)), default=0),
+    )
+
+
+def _voids(
+    late: dict[int, IndexRow], proven: dict[int, IndexRow], token_end: int, sequences: range
+) -> Iterator[IndexRow]:
+    """Void rows for all of ``sequences`` that is not proven.
+
+    A void row claims the tokens up to the next proven row, and none when there is no such row:
+    then its tokens are free again.
+    """
+    for sequence in sequences:
+        if sequence in proven:
+            token_end = max(token_end, proven[sequence].token_end)
+            continue
+        following = [row.token_offset for row in proven.values() if row.sequence > sequence]
+        start, token_end = token_end, max(token_end, min(following, default=token_end))
+        yield IndexRow(
+            state=STATE_VOID,
+            key=late[sequence].key if sequence in late else "",
+            token_offset=start,
+            num_tokens=token_end - start,
+            states_xxh3=0,
+            ids_xxh3=0,
+            mask_xxh3=0,
+            time_ns=time.time_ns(),
+            sequence=sequence,
+            num_durable=sequences.start,
+        )
+
+
+def write_recovery(fd: int, layout: ShardLayout, recovery: Recovery, num_durable: int) -> None:
+    """Writes void rows, clears junk, and writes again every proven row from ``num_durable`` on.
+
+    Writing them again, payload and all, is not idle. Their keys are about to be treated as
+    stored, and what was just verified may have come from memory: from a writer that was killed
+    before its fdatasync, or from pages that the kernel marks clean after a failed one although
+    they never reached the disk. The caller syncs.
+
+    Raises:
+        OSError: the shard is as unproven as before.
+    """
+    for row in recovery.samples:
+        if row.sequence >= num_durable:
+            for part in payload_parts(layout, row):
+                _rewrite(fd, part.where)
+            _rewrite(fd, layout.row(row.sequence))
+    for row in recovery.voids:
+        write_at(fd, row.encode(), layout.row(row.sequence).offset)
+    for sequence in recovery.junk:
+        write_at(fd, bytes(ROW_BYTES), layout.row(sequence).offset)
+
+
+def _rewrite(fd: int, where: ByteRange) -> None:
+    for offset, piece in read_pieces(fd, where):
+        write_at(fd, piece, offset)

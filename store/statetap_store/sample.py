@@ -1,0 +1,53 @@
+"""Samples as readers hand them out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from statetap_store.index_row import IndexRow
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEntry:
+    """Where a sample is and what is known of it without reading its payload."""
+
+    key: str
+    #: First token in the shard, and tokens from there.
+    token_offset: int
+    num_tokens: int
+    #: Number of the sample's index row in its shard.
+    sequence: int
+    #: The shard.
+    path: Path
+    #: When the sample was appended, nanoseconds since 1970.
+    time_ns: int
+    #: xxh3-64 of the states' bytes.
+    states_xxh3: int
+
+    @classmethod
+    def of(cls, row: IndexRow, path: Path) -> "SampleEntry":
+        """The entry for an index row of a shard."""
+        return cls(
+            key=row.key,
+            token_offset=row.token_offset,
+            num_tokens=row.num_tokens,
+            sequence=row.sequence,
+            path=path,
+            time_ns=row.time_ns,
+            states_xxh3=row.states_xxh3,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample in memory, writable and its own."""
+
+    key: str
+    #: int32 [n].
+    token_ids: npt.NDArray[np.int32]
+    #: uint8 [n], 1 where the loss is taken, else 0.
+    loss_mask: npt.NDArray[np.uint8]
+    #: [n, row_width] in the storage dtype.
+    states: npt.NDArray[np.generic]

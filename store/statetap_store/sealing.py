@@ -1,0 +1,62 @@
+"""Sealing: giving a full shard a header of exact sizes, and cutting off what it did not use.
+
+The new header is made durable in its copy first. From then on the shard counts as sealed: a
+crash at any later point leaves a header that is old, torn or new, and whoever opens the shard
+finds the new one in the copy and, if it may write, puts it in place.
+"""
+
+import os
+from dataclasses import replace
+
+from statetap_store.file_bytes import write_at
+from statetap_store.header import ShardHeader
+from statetap_store.header_copies import OPEN_SLOT, SEALED_SLOT, clear_copy, write_copy
+from statetap_store.shard_file import ShardFile
+
+
+def write_seal(fd: int, header: ShardHeader, num_rows: int, num_tokens: int) -> None:
+    """Seals an open shard, all of whose rows are durable.
+
+    Raises:
+        OSError: the shard is unsealed or will be sealed when it is opened next.
+    """
+    layout = replace(header.layout, capacity_samples=num_rows, capacity_tokens=num_tokens)
+    encoded = replace(header, is_sealed=True, layout=layout).encode()
+    _finish_seal(fd, encoded, layout.file_bytes)
+
+
+def restore_header(shard: ShardFile) -> None:
+    """Puts the proven header in place if another stands there, and finishes a seal.
+
+    The shard is open for writing.
+
+    Raises:
+        OSError: nothing is lost; try again.
+    """
+    copies, proven = shard.copies, shard.copies.proven
+    if proven is None:
+        return
+    if shard.header.is_sealed:
+        if not copies.is_intact or copies.slots != (proven, proven) or shard.has_slack:
+            _finish_seal(shard.fd, proven, shard.header.layout.file_bytes)
+        return
+    if SEALED_SLOT in copies.damaged_slots:
+        # A crash tore the copy before it counted.
+        clear_copy(shard.fd, SEALED_SLOT)
+        os.fsync(shard.fd)
+    if not copies.is_intact:
+        write_at(shard.fd, proven, 0)
+        os.fsync(shard.fd)
+
+
+def _finish_seal(fd: int, encoded: bytes, file_bytes: int) -> None:
+    """Each step may find itself done already."""
+    write_copy(fd, SEALED_SLOT, encoded)
+    os.fsync(fd)
+    write_at(fd, encoded, 0)
+    os.fsync(fd)
+    # The old header has served; damage to the other copy must not bring it back.
+    write_copy(fd, OPEN_SLOT, encoded)
+    os.fsync(fd)
+    os.ftruncate(fd, file_bytes)
+    os.fsync(fd)

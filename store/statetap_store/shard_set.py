@@ -1,0 +1,171 @@
+"""ShardSet: the shards of one run folder, as one worker process sees them."""
+
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from statetap_contract import CaptureSpec, StopError
+
+from statetap_store.layout import token_bytes
+from statetap_store.provenance import Provenance
+from statetap_store.publish import make_folder
+from statetap_store.shard_names import is_writer_name, shard_name, shard_paths, shard_sequence
+from statetap_store.stored_keys import spec_mismatch, stored_keys
+from statetap_store.writer import ShardFull, ShardWriter
+
+
+class ShardSet:
+    """Appends to shards named ``<writer_name>-<sequence>.h5``, one after another.
+
+    On construction the writer's newest shard is opened and recovered, if it can take samples of
+    this provenance. A new one is made when the first sample asks for it. A full shard is sealed.
+
+    No two live processes may have the same writer name; the second one is refused as soon as
+    both want the same shard. Not for use by several threads.
+
+    Args:
+        folder: where the run's shards lie; made if only it is missing.
+        writer_name: letters, digits, dots, dashes and underscores.
+        shard_bytes: payload at which a shard is full. A sample larger than that gets a shard of
+            its own size.
+        spec: the run's capture spec.
+        provenance: goes into every new shard.
+
+    Raises:
+        MissingError: kind ``folder-missing``.
+        StopError: kind ``spec-mismatch``, a shard in the folder has another capture spec; any
+            kind of ``ShardWriter.open`` or ``stored_keys``.
+        ValueError: the writer name has another form.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        writer_name: str,
+        shard_bytes: int,
+        spec: CaptureSpec,
+        provenance: Provenance,
+    ) -> None:
+        if not is_writer_name(writer_name):
+            raise ValueError(f"writer name {writer_name!r} cannot be part of a file name")
+        self._folder = folder
+        self._writer_name = writer_name
+        self._shard_bytes = shard_bytes
+        self._spec = spec
+        self._provenance = provenance
+        self._stored: set[str] = set()
+        self._next_sequence = 1
+        self._writer: ShardWriter | None = None
+        make_folder(folder)
+        self._open_newest()
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a sample is durably stored.
+
+        Known are the shards of this writer, and those of others as they were on construction.
+        """
+        return key in self._stored or (self._writer is not None and key in self._writer.keys)
+
+    def append(
+        self,
+        key: str,
+        token_ids: npt.NDArray[np.int32],
+        loss_mask: npt.NDArray[np.uint8],
+        states: npt.NDArray[np.generic],
+        states_xxh3: int | None = None,
+    ) -> bool:
+        """Writes a sample as ``ShardWriter.append`` does, to a new shard if the newest is full.
+
+        Returns:
+            False when the key is stored already.
+
+        Raises:
+            StopError: kinds of ``ShardWriter.append``, ``create`` and ``seal``.
+            ValueError: an argument has another form than described there.
+        """
+        if key in self._stored:
+            return False
+        if self._writer is not None:
+            try:
+                return self._writer.append(key, token_ids, loss_mask, states, states_xxh3)
+            except ShardFull:
+                self.seal()
+        self._writer = self._create(token_ids.size)
+        return self._writer.append(key, token_ids, loss_mask, states, states_xxh3)
+
+    def commit(self) -> None:
+        """Makes all appended samples durable; only then may they be acknowledged.
+
+        Raises:
+            StopError: as ``ShardWriter.commit``.
+        """
+        if self._writer is not None:
+            self._writer.commit()
+
+    def seal(self) -> None:
+        """Commits and seals the newest shard; the next sample starts another.
+
+        Raises:
+            StopError: as ``ShardWriter.seal``.
+        """
+        if self._writer is not None:
+            self._writer.seal()
+            self._stored.update(self._writer.keys)
+            self._writer = None
+
+    def close(self) -> None:
+        """Commits and lets go of the newest shard, which is continued next time.
+
+        Raises:
+            StopError: as ``ShardWriter.commit``.
+        """
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open_newest(self) -> None:
+        others = shard_paths(self._folder)
+        own = [
+            (sequence, path)
+            for path in others
+            if (sequence := shard_sequence(path.name, self._writer_name)) is not None
+        ]
+        if own:
+            newest, path = max(own)
+            self._next_sequence = newest + 1
+            self._writer = _open_unsealed(path)
+            if self._writer is not None:
+                others.remove(path)
+        try:
+            if self._writer is not None and self._writer.spec != self._spec:
+                raise spec_mismatch(self._writer.path, self._writer.spec, self._spec)
+            for other in others:
+                self._stored |= stored_keys(other, self._spec)
+            if self._writer is not None and self._writer.provenance != self._provenance:
+                # Its attributes would say something untrue about new samples.
+                self.seal()
+        except BaseException:
+            self.close()
+            raise
+
+    def _create(self, num_tokens: int) -> ShardWriter:
+        path = self._folder / shard_name(self._writer_name, self._next_sequence)
+        room = max(self._shard_bytes, num_tokens * token_bytes(self._spec))
+        writer = ShardWriter.create(path, self._spec, self._provenance, room)
+        self._next_sequence += 1
+        return writer
+
+
+def _open_unsealed(path: Path) -> ShardWriter | None:
+    try:
+        return ShardWriter.open(path)
+    except StopError as error:
+        if error.kind != "shard-sealed":
+            raise
+        return None

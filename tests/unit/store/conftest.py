@@ -1,0 +1,51 @@
+"""Numbered samples and the tiny capture spec they belong to."""
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from statetap_contract import CaptureSpec
+from statetap_store import Provenance, ShardWriter
+
+Arrays = tuple[str, npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.uint16]]
+
+#: Test folders are no packages, so the script shares its samples this way.
+_SCRIPT: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("endless_writer.py")))
+
+
+@pytest.fixture
+def spec() -> CaptureSpec:
+    """Layers 1 and 3 of width 8, bfloat16: rows of 24 elements, 48 bytes."""
+    return cast(CaptureSpec, _SCRIPT["SPEC"])
+
+
+@pytest.fixture
+def provenance() -> Provenance:
+    """Run run-1, worker w0."""
+    return cast(Provenance, _SCRIPT["PROVENANCE"])
+
+
+@pytest.fixture
+def numbered_sample() -> Callable[..., Arrays]:
+    """``(number, num_tokens=0)`` to the four arguments of ``append``."""
+    return cast(Callable[..., Arrays], _SCRIPT["numbered_sample"])
+
+
+@pytest.fixture
+def shard(
+    tmp_path: Path,
+    spec: CaptureSpec,
+    provenance: Provenance,
+    numbered_sample: Callable[..., Arrays],
+) -> Path:
+    """A closed, unsealed shard with the samples 0 to 9, each committed alone."""
+    path = tmp_path / "w0-00001.h5"
+    with ShardWriter.create(path, spec, provenance, 64 * 1024) as writer:
+        for number in range(10):
+            writer.append(*numbered_sample(number))
+            writer.commit()
+    return path

@@ -1,0 +1,199 @@
+"""What a folder of shards holds, at once and while it grows."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+from statetap_contract import CaptureSpec, CheckError
+from statetap_store import (
+    Provenance,
+    RunScanner,
+    ShardReader,
+    ShardSet,
+    ShardWriter,
+    scan_run,
+    seal,
+)
+
+Sampler = Callable[..., tuple[str, Any, Any, Any]]
+
+TOKEN_BYTES = 48 + 4 + 1
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path, spec: CaptureSpec, provenance: Provenance, numbered_sample: Sampler
+) -> Path:
+    """Shards a (0 to 4), b (3 to 7) and c (7, 8, 0), so that 0, 3, 4 and 7 are there twice."""
+    for name, numbers in (("b", range(3, 8)), ("a", range(5)), ("c", (7, 8, 0))):
+        with ShardWriter.create(tmp_path / f"{name}.h5", spec, provenance, 10000) as writer:
+            for number in numbers:
+                writer.append(*numbered_sample(number))
+                writer.commit()
+    return tmp_path
+
+
+def test_each_key_once_from_the_first_shard(folder: Path, spec: CaptureSpec) -> None:
+    """Of samples with one key the first by shard name counts, in a fixed order."""
+    index = scan_run(folder)
+    found = [(entry.path.name, int(entry.key, 16)) for entry in index.samples]
+    assert found == [
+        *(("a.h5", number) for number in range(5)),
+        *(("b.h5", number) for number in (5, 6, 7)),
+        ("c.h5", 8),
+    ]
+    num_tokens = sum(1 + number % 13 for number in range(9))
+    assert (index.num_duplicates, index.num_tokens) == (4, num_tokens)
+    assert index.num_bytes == num_tokens * TOKEN_BYTES
+    assert index.spec == spec
+    assert [path.name for path in index.shards] == ["a.h5", "b.h5", "c.h5"]
+
+
+def test_entries_can_be_read(folder: Path, numbered_sample: Sampler) -> None:
+    """An entry of the scan leads to its sample."""
+    entry = scan_run(folder).samples[6]
+    with ShardReader(entry.path) as reader:
+        assert reader.read(entry).states.tobytes() == numbered_sample(6)[3].tobytes()
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_nothing_to_scan(tmp_path: Path, *, missing: bool) -> None:
+    """No folder yet, or one without shards, holds nothing."""
+    folder = tmp_path / "shards"
+    if not missing:
+        folder.mkdir()
+        (folder / "w0-00001.h5.lock").touch()
+        (folder / ".w0-00001.h5.new").touch()
+    index = scan_run(folder)
+    assert (index.samples, index.spec, index.num_bytes) == ((), None, 0)
+    scanner = RunScanner(folder)
+    scanner.refresh()
+    assert (scanner.num_samples, scanner.unreadable) == (0, {})
+
+
+def test_mixed_specs_are_refused(folder: Path, spec: CaptureSpec, provenance: Provenance) -> None:
+    """A folder with states of two capture specs is no dataset."""
+    other = replace(spec, norm="pre")
+    ShardWriter.create(folder / "d.h5", other, provenance, 1000).close()
+    with pytest.raises(CheckError, match=r"d\.h5 and .*a\.h5") as error:
+        scan_run(folder)
+    assert error.value.kind == "spec-mismatch"
+
+
+def test_scan_names_the_unreadable_shard(folder: Path) -> None:
+    """A dataset with a shard missing from it is not handed out."""
+    (folder / "d.h5").write_bytes(b"nothing")
+    with pytest.raises(CheckError, match=r"d\.h5 is not an HDF5 file"):
+        scan_run(folder)
+
+
+def test_scanner_agrees_with_the_scan(folder: Path) -> None:
+    """Counting and indexing a folder come to the same."""
+    scanner, index = RunScanner(folder), scan_run(folder)
+    for _ in range(2):
+        scanner.refresh()
+        assert scanner.keys == {entry.key for entry in index.samples}
+        assert (scanner.num_samples, scanner.num_tokens) == (9, index.num_tokens)
+        assert (scanner.num_bytes, scanner.num_duplicates) == (index.num_bytes, 4)
+
+
+def test_scanner_follows_a_growing_folder(
+    tmp_path: Path, spec: CaptureSpec, provenance: Provenance, numbered_sample: Sampler
+) -> None:
+    """After each commit, roll-over and seal the count is right at the next refresh."""
+    folder = tmp_path / "shards"
+    scanner = RunScanner(folder)
+    num_tokens = 0
+    with ShardSet(folder, "w0", 300 * TOKEN_BYTES, spec, provenance) as shards:
+        for number in range(120):
+            shards.append(*numbered_sample(number))
+            num_tokens += 1 + number % 13
+            if number % 3 == 2:
+                shards.commit()
+            scanner.refresh()
+            assert (scanner.num_samples, scanner.num_tokens) == (number + 1, num_tokens)
+    assert len(list(folder.glob("*.h5"))) == 3
+    assert scanner.num_bytes == num_tokens * TOKEN_BYTES
+
+
+def test_refresh_reads_only_what_is_new(
+    tmp_path: Path,
+    spec: CaptureSpec,
+    provenance: Provenance,
+    numbered_sample: Sampler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Refreshing costs the rows since the last commit, however many there are before."""
+    path = tmp_path / "w0-00001.h5"
+    with ShardWriter.create(path, spec, provenance, 1 << 20) as writer:
+        for number in range(300):
+            writer.append(*numbered_sample(number))
+            writer.commit()
+        scanner = RunScanner(tmp_path)
+        scanner.refresh()
+        writer.append(*numbered_sample(300))
+        writer.commit()
+        num_read = 0
+        real = os.preadv
+
+        def count(fd: int, buffers: list[memoryview], offset: int) -> int:
+            nonlocal num_read
+            num_read += (result := real(fd, buffers, offset))
+            return result
+
+        monkeypatch.setattr(os, "preadv", count)
+        scanner.refresh()
+    assert scanner.num_samples == 301
+    assert num_read <= 8192
+
+
+def test_scanner_forgets_what_recovery_gave_up(shard: Path, numbered_sample: Sampler) -> None:
+    """A sample that was seen and then dropped by recovery counts no more."""
+    scanner = RunScanner(shard.parent)
+    scanner.refresh()
+    assert f"{9:032x}" in scanner.keys
+    with h5py.File(shard) as hdf5:
+        position = hdf5["states"].id.get_offset() + 48 * int(hdf5["index"][9]["token_offset"])
+    with shard.open("r+b") as file:
+        file.seek(position)
+        file.write(b"\xff")
+    with ShardWriter.open(shard) as writer:
+        scanner.refresh()
+        assert f"{9:032x}" not in scanner.keys
+        writer.append(*numbered_sample(11))
+        writer.commit()
+    scanner.refresh()
+    assert scanner.keys == {f"{number:032x}" for number in (*range(9), 11)}
+    assert scanner.num_tokens == sum(1 + number % 13 for number in (*range(9), 11))
+
+
+def test_scanner_goes_on_without_an_unreadable_shard(folder: Path) -> None:
+    """A shard that cannot be read is named, and the others count; once whole, it counts too."""
+    broken = folder / "d.h5"
+    broken.write_bytes(b"nothing")
+    scanner = RunScanner(folder)
+    scanner.refresh()
+    assert list(scanner.unreadable) == [broken]
+    assert "is not an HDF5 file" in scanner.unreadable[broken]
+    assert scanner.num_samples == 9
+    broken.unlink()
+    scanner.refresh()
+    assert (scanner.unreadable, scanner.num_samples) == ({}, 9)
+
+
+def test_scanner_notices_removed_and_replaced_shards(folder: Path) -> None:
+    """Removing a shard takes its samples out; a shard of the same name is read anew."""
+    scanner = RunScanner(folder)
+    scanner.refresh()
+    (folder / "b.h5").unlink()
+    scanner.refresh()
+    assert scanner.keys == {f"{number:032x}" for number in (0, 1, 2, 3, 4, 7, 8)}
+    seal(folder / "a.h5")
+    (folder / "a.h5").rename(folder / "c.h5")
+    scanner.refresh()
+    assert scanner.keys == {f"{number:032x}" for number in range(5)}
+    assert scanner.num_duplicates == 0
