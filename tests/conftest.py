@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from statetap_local.models import tiny_llama
 from statetap_local.services import LocalRedis, LocalServer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -25,6 +24,9 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
     """A random float32 Llama with 8 layers and a ChatML tokenizer."""
+    # Imports torch and transformers, for which no unit test should wait.
+    from statetap_local.models import tiny_llama  # noqa: PLC0415
+
     return tiny_llama(REPOSITORY / ".cache" / "models")
 
 

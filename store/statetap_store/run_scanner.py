@@ -73,6 +73,14 @@ class RunScanner:
         """Bytes of the samples' states, ids and masks, each key once."""
         return self._num_bytes
 
+    def shards_to_prove(self, key: str) -> list[Path]:
+        """Shards in which the sample is among the last, which a crash may yet take."""
+        return [
+            path
+            for path, progress in self._progress.items()
+            if any(row.key == key for row in progress.late)
+        ]
+
     def refresh(self) -> None:
         """Catches up with the folder; a missing folder holds no shards."""
         identities = _identities(self._folder)

@@ -10,6 +10,7 @@ from statetap_contract import CaptureSpec, StopError
 from statetap_store.layout import token_bytes
 from statetap_store.provenance import Provenance
 from statetap_store.publish import make_folder
+from statetap_store.run_scanner import RunScanner
 from statetap_store.shard_names import is_writer_name, shard_name, shard_paths, shard_sequence
 from statetap_store.stored_keys import spec_mismatch, stored_keys
 from statetap_store.writer import ShardFull, ShardWriter
@@ -57,15 +58,21 @@ class ShardSet:
         self._stored: set[str] = set()
         self._next_sequence = 1
         self._writer: ShardWriter | None = None
+        self._others = RunScanner(folder)
         make_folder(folder)
         self._open_newest()
 
     def __contains__(self, key: object) -> bool:
-        """Whether a sample is durably stored.
+        """Whether a sample is durably stored, by this writer or another one in the folder.
 
-        Known are the shards of this writer, and those of others as they were on construction.
+        Others may be appending: what they have written meanwhile is looked up.
+
+        Raises:
+            StopError: kinds of ``stored_keys``.
         """
-        return key in self._stored or (self._writer is not None and key in self._writer.keys)
+        if key in self._stored or (self._writer is not None and key in self._writer.keys):
+            return True
+        return isinstance(key, str) and self._is_stored_elsewhere(key)
 
     def append(
         self,
@@ -128,6 +135,18 @@ class ShardSet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _is_stored_elsewhere(self, key: str) -> bool:
+        self._others.refresh()
+        if key not in self._others.keys:
+            return False
+        # A sample that its writer may not have committed is proven and synced from here, because
+        # whoever asks is about to acknowledge it. One's own is committed by ``commit`` alone.
+        to_prove = self._others.shards_to_prove(key)
+        own = self._writer.path if self._writer is not None else None
+        return not to_prove or any(
+            key in stored_keys(path, self._spec) for path in to_prove if path != own
+        )
 
     def _open_newest(self) -> None:
         others = shard_paths(self._folder)

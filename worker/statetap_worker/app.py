@@ -55,7 +55,8 @@ def make_app(settings: WorkerSettings, capture: ServerCapture) -> Celery:
         if process is not None:
             process.close()
 
-    @app.task(bind=True, name=TASK_NAME, max_retries=MAX_ATTEMPTS)
+    # The delay is the one after a lost child; all others are ``decide``'s.
+    @app.task(bind=True, name=TASK_NAME, max_retries=MAX_ATTEMPTS, default_retry_delay=1)
     def extract(task: Task, message: object) -> dict[str, object]:
         """Extracts one prompt. The result is for Flower; nothing is kept of it."""
         attempt = task.request.retries + 1

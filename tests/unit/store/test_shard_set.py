@@ -142,6 +142,20 @@ def test_keys_of_other_writers_are_known(
     assert "w2-00001.h5" not in shards_in(folder)
 
 
+def test_samples_that_others_add_later_are_known(
+    open_set: Opener, numbered_sample: Sampler
+) -> None:
+    """A job that was queued twice is not extracted twice, whichever process gets it."""
+    with open_set(name="w0") as early, open_set(name="w1") as other:
+        assert numbered_sample(1)[0] not in early
+        for number in (1, 2):
+            other.append(*numbered_sample(number))
+            other.commit()
+        assert numbered_sample(1)[0] in early
+        assert numbered_sample(2)[0] in early
+        assert numbered_sample(3)[0] not in early
+
+
 def test_torn_sample_of_another_writer_does_not_count(
     folder: Path, open_set: Opener, numbered_sample: Sampler
 ) -> None:

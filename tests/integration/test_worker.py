@@ -1,0 +1,226 @@
+"""A real worker, real Redis, real processes that die; only the server is a stand-in."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import redis
+from celery import Celery
+from statetap_contract import (
+    TASK_NAME,
+    CaptureSpec,
+    DeadLetter,
+    Job,
+    Prompt,
+    celery_settings,
+    queue_name,
+)
+from statetap_local.service import Service
+from statetap_local.services import LocalRedis
+from statetap_store import RunScanner, ShardReader
+
+from .stand_in_server import SPEC, StandInServer, states_of
+
+RUN = "a-run"
+
+
+class Bench:
+    """One worker of two processes beside a stand-in server, with a queue of its own."""
+
+    def __init__(self, tmp_path: Path, local_redis: LocalRedis, server: StandInServer) -> None:
+        self.server = server
+        self.runs = tmp_path / "runs"
+        self.runs.mkdir()
+        self._redis_url = local_redis.url
+        self._app = Celery("test")
+        self._app.conf.update(celery_settings(local_redis.url))
+        self._log = tmp_path / "worker.log"
+        self.worker = self.start_worker()
+
+    def start_worker(self) -> Service:
+        command = [
+            str(Path(sys.executable).parent / "statetap-worker"),
+            f"--server={self.server.url}",
+            f"--dumps={self.server.dumps}",
+            f"--runs={self.runs}",
+            "--name=w",
+            "--processes=2",
+            "--shard-gib=0.01",
+        ]
+        return Service("worker", command, self._log, {"STATETAP_REDIS": self._redis_url})
+
+    def send(self, *arguments: Any, spec: CaptureSpec = SPEC) -> None:
+        self._app.send_task(TASK_NAME, args=arguments, queue=queue_name(spec.digest))
+
+    def send_jobs(self, lengths: list[int]) -> list[Job]:
+        jobs = [job_of(number, length) for number, length in enumerate(lengths)]
+        for job in jobs:
+            self.send(job.to_message())
+        return jobs
+
+    def stored_keys(self) -> set[str]:
+        folder = self.runs / RUN / "shards"
+        if not folder.is_dir():
+            return set()
+        scanner = RunScanner(folder)
+        scanner.refresh()
+        return set(scanner.keys)
+
+    def dead_letters(self) -> list[DeadLetter]:
+        files = (self.runs / RUN / "ledger").glob("*.jsonl")
+        lines = [line for file in files for line in file.read_text().splitlines()]
+        return [DeadLetter.from_json(json.loads(line)) for line in lines]
+
+    def num_messages(self) -> int:
+        """Messages waiting for a worker or held by one."""
+        with redis.Redis.from_url(self._redis_url) as client:
+            return int(client.llen(queue_name(SPEC.digest))) + int(client.hlen("unacked"))
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        self.worker.wait_until(condition, 60)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.worker.pid).children()
+
+
+def job_of(number: int, length: int) -> Job:
+    ids = array("i", [(7 * number + i) % 1000 for i in range(length)])
+    return Job.of(RUN, SPEC.digest, Prompt(ids, ((0, 1),)))
+
+
+@pytest.fixture
+def bench(tmp_path: Path, local_redis: LocalRedis) -> Iterator[Bench]:
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    with redis.Redis.from_url(local_redis.url) as client:
+        client.flushall()
+    with StandInServer(dumps) as server:
+        bench = Bench(tmp_path, local_redis, server)
+        yield bench
+        bench.worker.stop()
+
+
+def assert_stored_once(bench: Bench, jobs: list[Job]) -> None:
+    """Every job's sample is in exactly one shard, with the states of its own tokens."""
+    expected = {job.key: job for job in jobs}
+    found = []
+    for path in sorted((bench.runs / RUN / "shards").glob("*.h5")):
+        with ShardReader(path) as reader:
+            for entry in reader.samples:
+                sample = reader.read(entry)
+                ids = np.array(expected[entry.key].prompt.token_ids, np.int32)
+                np.testing.assert_array_equal(sample.token_ids, ids)
+                np.testing.assert_array_equal(sample.states, states_of(ids))
+                found.append(entry.key)
+    assert sorted(found) == sorted(expected)
+
+
+def test_every_job_ends_in_a_shard_once(bench: Bench) -> None:
+    """Also when it is sent twice; nothing stays in the queue or in shared memory."""
+    jobs = bench.send_jobs([1 + 13 * i % 90 for i in range(60)])
+    bench.send_jobs([1 + 13 * i % 90 for i in range(60)])
+    bench.wait_until(lambda: len(bench.stored_keys()) == 60 and bench.num_messages() == 0)
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
+    assert list(bench.server.dumps.iterdir()) == []
+
+
+def test_a_refused_prompt_becomes_a_dead_letter(bench: Bench) -> None:
+    """At once, with the server's reason, and the others go on."""
+    refused = job_of(1, 20).key
+    bench.server.behaviour = lambda key, _attempt: (
+        (400, {"error": {"message": "too long for this model"}}) if key == refused else None
+    )
+    bench.send_jobs([20, 20, 20])
+    bench.wait_until(lambda: len(bench.stored_keys()) == 2 and bench.num_messages() == 0)
+    (letter,) = bench.dead_letters()
+    assert (letter.key, letter.kind, letter.attempts) == (refused, "request-refused", 1)
+    assert "too long for this model" in letter.message
+    assert letter.server == bench.server.url
+
+
+def test_a_mismatch_is_tried_again_and_never_stored(bench: Bench) -> None:
+    """The first dump holds another prompt's rows; the second try is right."""
+    (job,) = [job_of(0, 30)]
+    bench.server.wrong_ids[job.key] = [0, *list(job.prompt.token_ids)[:-1]]
+    bench.send(job.to_message())
+    bench.wait_until(lambda: bench.stored_keys() == {job.key} and bench.num_messages() == 0)
+    bench.worker.stop()
+    assert bench.server.asked[job.key] == 2
+    assert_stored_once(bench, [job])
+    assert bench.dead_letters() == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("garbage",), (), (1, 2), ({"run": RUN},), ({"run": "../x", "key": "k"},), (None,)],
+)
+def test_garbage_never_stops_the_worker(bench: Bench, arguments: tuple[Any, ...]) -> None:
+    """It leaves the queue, and the next job is stored."""
+    bench.send(*arguments)
+    (job,) = bench.send_jobs([10])
+    bench.wait_until(lambda: bench.stored_keys() == {job.key} and bench.num_messages() == 0)
+
+
+def test_a_killed_child_loses_no_job(bench: Bench) -> None:
+    """With kill -9, while a request is in flight: its job comes again, and is stored once."""
+    in_flight, go_on = Event(), Event()
+
+    def hold_first(_key: str, attempt: int) -> None:
+        if attempt == 1:
+            in_flight.set()
+            go_on.wait(30)
+
+    bench.server.behaviour = hold_first
+    jobs = bench.send_jobs([25, 26])
+    assert in_flight.wait(60)
+    for child in bench.children():
+        child.send_signal(signal.SIGKILL)
+    go_on.set()
+    bench.wait_until(lambda: len(bench.stored_keys()) == 2)
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
+    assert bench.dead_letters() == []
+
+
+def test_a_server_of_another_spec_ends_the_worker(bench: Bench) -> None:
+    """A worker takes no work that its server would answer with other states."""
+    bench.send_jobs([5])
+    bench.wait_until(lambda: len(bench.stored_keys()) == 1)
+    bench.server.spec = CaptureSpec("stand-in", "r", (1, 3), "post", 16, "float32")
+    for child in bench.children():
+        child.send_signal(signal.SIGKILL)
+    process = psutil.Process(bench.worker.pid)
+    process.wait(60)
+    assert not bench.worker.is_running
+
+
+def test_an_unpatched_server_is_refused(tmp_path: Path, local_redis: LocalRedis) -> None:
+    """Before any job is taken, with a sentence and code 3."""
+    with StandInServer(tmp_path) as server:
+        server.server_info = lambda: {"internal_states": [{}]}  # type: ignore[method-assign]
+        program = str(Path(sys.executable).parent / "statetap-worker")
+        folders = [f"--dumps={tmp_path}", f"--runs={tmp_path}"]
+        ended = subprocess.run(
+            [program, f"--server={server.url}", *folders],
+            env=os.environ | {"STATETAP_REDIS": local_redis.url},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 3
+    assert ended.stderr == (
+        f"statetap-worker: the server at {server.url} captures nothing; start it with "
+        "statetap-server\n"
+    )
