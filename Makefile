@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 SERVER_VENV := .venv-server
 PACKAGES := contract store producer worker sglang_patch infra/local
-CODE := $(PACKAGES) benchmarks tests
+
 
 .PHONY: help install demo test check bench lock clean
 
@@ -35,8 +35,8 @@ test: install ## unit, integration and acceptance tests, the latter on a real SG
 	$(VENV)/bin/pytest
 
 check: install ## formatting, lint, types, import rules, duplicate names
-	$(VENV)/bin/ruff format --check $(CODE)
-	$(VENV)/bin/ruff check $(CODE)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python infra/check_names.py $(PACKAGES)

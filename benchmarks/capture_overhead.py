@@ -8,6 +8,7 @@ noise hits both alike; the figure is the median of the rounds' ratios.
 """
 
 import argparse
+import os
 import random
 import shutil
 import statistics
@@ -61,7 +62,8 @@ def measure(
     num_prompts, num_tokens = SIZES[name]
     dumps = Path(tempfile.mkdtemp(prefix="statetap-bench-", dir="/dev/shm"))
     logs = Path(tempfile.mkdtemp(prefix="statetap-bench-"))
-    server = LocalServer(model, dumps, logs / "server.log")
+    num_threads = 1 if name == "tiny" else os.cpu_count() or 1
+    server = LocalServer(model, dumps, logs / "server.log", num_threads=num_threads)
     rates: dict[bool, list[float]] = {False: [], True: []}
     try:
         with httpx.Client(base_url=server.url, timeout=300) as client:

@@ -1,7 +1,6 @@
 """Real services for the tests: each is started once, used by many, stopped by its pid."""
 
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ def tiny_model() -> Path:
 def local_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRedis]:
     """A Redis with a password; every test uses queues of its own."""
     folder = tmp_path_factory.mktemp("redis")
-    service = LocalRedis(folder, folder / "redis.log", secrets.token_hex(8))
+    service = LocalRedis(folder, folder / "redis.log", "s3cret-word")
     yield service
     service.stop()
 

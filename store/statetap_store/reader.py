@@ -72,19 +72,29 @@ class ShardReader:
                 unreadable.
             ValueError: the entry is not of this shard.
         """
-        row = self._rows.get(entry.sequence)
-        if row is None or row.key != entry.key:
-            raise ValueError(f"sample {entry.key} is not row {entry.sequence} of {self.path}")
-        layout = self._shard.header.layout
-        if not fits(layout, row):
-            raise self._corrupt(entry, "lies outside the shard")
-        token_ids = np.empty(row.num_tokens, "<i4")
-        loss_mask = np.empty(row.num_tokens, np.uint8)
-        states = np.empty((row.num_tokens, self.spec.row_width), storage_dtype(self.spec.dtype))
-        arrays: tuple[npt.NDArray[np.generic], ...] = (token_ids, loss_mask, states)
-        for part, array in zip(payload_parts(layout, row), arrays, strict=True):
-            self._fill(entry, part, array, check=check)
-        return Sample(row.key, token_ids, loss_mask, states)
+        ids_part, mask_part, states_part = self._parts(entry)
+        token_ids = np.empty(entry.num_tokens, "<i4")
+        loss_mask = np.empty(entry.num_tokens, np.uint8)
+        states = np.empty((entry.num_tokens, self.spec.row_width), storage_dtype(self.spec.dtype))
+        self._fill(entry, ids_part, token_ids, check=check)
+        self._fill(entry, mask_part, loss_mask, check=check)
+        self._fill(entry, states_part, states, check=check)
+        return Sample(entry.key, token_ids, loss_mask, states)
+
+    def read_prompt(
+        self, entry: SampleEntry
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """Token ids and loss mask of a sample, [num_tokens] each, without its states.
+
+        Raises:
+            CheckError, ValueError: as ``read``.
+        """
+        ids_part, mask_part, _ = self._parts(entry)
+        token_ids = np.empty(entry.num_tokens, "<i4")
+        loss_mask = np.empty(entry.num_tokens, np.uint8)
+        self._fill(entry, ids_part, token_ids, check=True)
+        self._fill(entry, mask_part, loss_mask, check=True)
+        return token_ids, loss_mask
 
     def close(self) -> None:
         self._shard.close()
@@ -94,6 +104,16 @@ class ShardReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _parts(self, entry: SampleEntry) -> tuple[PayloadPart, ...]:
+        """Where ids, mask and states of a sample lie."""
+        row = self._rows.get(entry.sequence)
+        if row is None or row.key != entry.key:
+            raise ValueError(f"sample {entry.key} is not row {entry.sequence} of {self.path}")
+        layout = self._shard.header.layout
+        if not fits(layout, row):
+            raise self._corrupt(entry, "lies outside the shard")
+        return tuple(payload_parts(layout, row))
 
     def _fill(
         self, entry: SampleEntry, part: PayloadPart, array: npt.NDArray[np.generic], *, check: bool

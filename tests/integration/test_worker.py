@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import redis
 from celery import Celery
 from statetap_contract import (
     TASK_NAME,
@@ -41,7 +40,7 @@ class Bench:
         self.server = server
         self.runs = tmp_path / "runs"
         self.runs.mkdir()
-        self._redis_url = local_redis.url
+        self._redis = local_redis
         self._app = Celery("test")
         self._app.conf.update(celery_settings(local_redis.url))
         self._log = tmp_path / "worker.log"
@@ -57,7 +56,7 @@ class Bench:
             "--processes=2",
             "--shard-gib=0.01",
         ]
-        return Service("worker", command, self._log, {"STATETAP_REDIS": self._redis_url})
+        return Service("worker", command, self._log, {"STATETAP_REDIS": self._redis.url})
 
     def send(self, *arguments: Any, spec: CaptureSpec = SPEC) -> None:
         self._app.send_task(TASK_NAME, args=arguments, queue=queue_name(spec.digest))
@@ -83,8 +82,11 @@ class Bench:
 
     def num_messages(self) -> int:
         """Messages waiting for a worker or held by one."""
-        with redis.Redis.from_url(self._redis_url) as client:
-            return int(client.llen(queue_name(SPEC.digest))) + int(client.hlen("unacked"))
+        with self._redis.client() as client:
+            num_waiting, num_held = client.llen(queue_name(SPEC.digest)), client.hlen("unacked")
+        assert isinstance(num_waiting, int)
+        assert isinstance(num_held, int)
+        return num_waiting + num_held
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         self.worker.wait_until(condition, 60)
@@ -102,7 +104,7 @@ def job_of(number: int, length: int) -> Job:
 def bench(tmp_path: Path, local_redis: LocalRedis) -> Iterator[Bench]:
     dumps = tmp_path / "dumps"
     dumps.mkdir()
-    with redis.Redis.from_url(local_redis.url) as client:
+    with local_redis.client() as client:
         client.flushall()
     with StandInServer(dumps) as server:
         bench = Bench(tmp_path, local_redis, server)

@@ -65,7 +65,9 @@ class _Demo:
     def __init__(self, arguments: argparse.Namespace, console: Console, stack: ExitStack) -> None:
         self._is_kept: bool = arguments.keep
         self._dataset: Path = arguments.dataset
-        self._make_model = {"smollm2": smollm2, "tiny": tiny_llama}[arguments.model]
+        is_tiny = arguments.model == "tiny"
+        self._make_model = tiny_llama if is_tiny else smollm2
+        self._num_threads = 1 if is_tiny else os.cpu_count() or 1
         self._num_processes: int = arguments.processes
         self._console = console
         self._stack = stack
@@ -85,7 +87,9 @@ class _Demo:
         redis, flower = self._start_queue()
         server = self._start(
             "SGLang server",
-            lambda: LocalServer(model, dumps, self._logs / "server.log"),
+            lambda: LocalServer(
+                model, dumps, self._logs / "server.log", num_threads=self._num_threads
+            ),
         )
         self._start(
             "Worker",
@@ -125,7 +129,11 @@ class _Demo:
         flower = self._start(
             "Flower",
             lambda: LocalFlower(
-                redis, self._folder / "flower", self._logs / "flower.log", password, port
+                redis,
+                self._folder / "flower",
+                self._logs / "flower.log",
+                password=password,
+                port=port,
             ),
         )
         address = f"{flower.url}  (user statetap, password {password})"

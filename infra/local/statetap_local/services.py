@@ -43,8 +43,9 @@ def redis_program() -> Path:
 class LocalRedis(Service):
     """A Redis with the project's settings and a password, on loopback."""
 
-    def __init__(self, folder: Path, log: Path, password: str, port: int | None = None) -> None:
-        self.port = port or free_port()
+    def __init__(self, folder: Path, log: Path, password: str) -> None:
+        self.port = free_port()
+        self.password = password
         self.url = f"redis://:{password}@127.0.0.1:{self.port}/0"
         folder.mkdir(parents=True, exist_ok=True)
         conf = folder / "redis.conf"
@@ -56,10 +57,14 @@ class LocalRedis(Service):
         super().__init__("Redis", [str(redis_program()), str(conf)], log)
         self.wait_until(self.is_ready, _START_S["redis"])
 
+    def client(self) -> redis.Redis:
+        """A connection to it."""
+        return redis.Redis.from_url(self.url, socket_timeout=5)
+
     def is_ready(self) -> bool:
         """Whether it has loaded its data and answers."""
         try:
-            with redis.Redis.from_url(self.url, socket_timeout=1) as client:
+            with self.client() as client:
                 return bool(client.ping())
         except redis.RedisError:
             return False
@@ -74,10 +79,20 @@ class LocalServer(Service):
         dumps: Path,
         log: Path,
         *,
-        port: int | None = None,
+        num_threads: int = 1,
         arguments: Sequence[str] = (),
     ) -> None:
-        self.port = port or free_port()
+        """Starts the server and waits until its model is loaded.
+
+        Args:
+            model: model folder.
+            dumps: dump folder.
+            log: file for its output.
+            num_threads: threads of one matrix product. A tiny model is fastest with one, because
+                its products are smaller than the cost of sharing them.
+            arguments: for SGLang.
+        """
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         program = SERVER_ENVIRONMENT / "bin" / "statetap-server"
         if not program.is_file():
@@ -85,8 +100,7 @@ class LocalServer(Service):
                 "server-environment-missing", f"{program} is missing; run make install"
             )
         command = [str(program), "--cpu", f"--model={model}", f"--dumps={dumps}"]
-        # One thread: on few cores the threads of several processes only get in each other's way.
-        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = {"OMP_NUM_THREADS": str(num_threads), "HF_HUB_OFFLINE": "1"}
         super().__init__(
             "the SGLang server", [*command, f"--port={self.port}", *arguments], log, environment
         )
@@ -131,7 +145,13 @@ class LocalFlower(Service):
     """Flower, with basic authentication and a memory of its own."""
 
     def __init__(
-        self, local_redis: LocalRedis, folder: Path, log: Path, password: str, port: int | None
+        self,
+        local_redis: LocalRedis,
+        folder: Path,
+        log: Path,
+        *,
+        password: str,
+        port: int | None = None,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"

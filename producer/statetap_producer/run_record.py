@@ -1,0 +1,134 @@
+"""The run record: what ``run.json`` says of a run."""
+
+from dataclasses import asdict, dataclass
+from typing import Final, Self
+
+from statetap_contract import CaptureSpec
+from statetap_contract.strict_json import FieldReader
+
+#: Version of ``run.json`` and of the plan beside it. Every other is refused.
+RUN_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Conversations left out of the plan for one reason."""
+
+    kind: str
+    num_rows: int
+    #: The first such row: its line in the dataset, and what was wrong with it.
+    first_line: int
+    first_message: str
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        fields = FieldReader(value, "a reason")
+        left_out = cls(
+            kind=fields.take("kind", str),
+            num_rows=fields.take("num_rows", int),
+            first_line=fields.take("first_line", int),
+            first_message=fields.take("first_message", str),
+        )
+        fields.finish()
+        return left_out
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCounts:
+    """Numbers of a plan. ``num_read = num_planned + num_duplicates + rows left out``."""
+
+    num_read: int
+    num_planned: int
+    #: Conversations with the same token ids and loss mask as an earlier one.
+    num_duplicates: int
+    #: Over the planned prompts.
+    num_tokens: int
+    num_loss_tokens: int
+    #: Tokens of the shortest, the middle and the longest prompt.
+    min_tokens: int
+    median_tokens: int
+    max_tokens: int
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        fields = FieldReader(value, "the run's counts")
+        counts = cls(
+            num_read=fields.take("num_read", int),
+            num_planned=fields.take("num_planned", int),
+            num_duplicates=fields.take("num_duplicates", int),
+            num_tokens=fields.take("num_tokens", int),
+            num_loss_tokens=fields.take("num_loss_tokens", int),
+            min_tokens=fields.take("min_tokens", int),
+            median_tokens=fields.take("median_tokens", int),
+            max_tokens=fields.take("max_tokens", int),
+        )
+        fields.finish()
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """All that a plan follows from: the same inputs give the same plan, byte for byte."""
+
+    spec: CaptureSpec
+    #: File name of the dataset, and the digest of its bytes.
+    dataset: str
+    dataset_digest: str
+    tokenizer_digest: str
+    template_digest: str
+    #: Longest prompt that was accepted.
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Identity and numbers of a run."""
+
+    name: str
+    inputs: PlanInputs
+    counts: PlanCounts
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes that all samples take in shards: rows, int32 ids and a mask byte a token."""
+        return self.counts.num_tokens * (self.inputs.spec.row_bytes + 4 + 1)
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON object; ``from_json`` reads it back."""
+        inputs = self.inputs
+        return {
+            "version": RUN_VERSION,
+            "name": self.name,
+            "spec": inputs.spec.to_json(),
+            "dataset": {"file": inputs.dataset, "digest": inputs.dataset_digest},
+            "tokenizer_digest": inputs.tokenizer_digest,
+            "template_digest": inputs.template_digest,
+            "max_tokens": inputs.max_tokens,
+            "counts": asdict(self.counts),
+            "left_out": [asdict(reason) for reason in self.left_out],
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        """Reads ``to_json``'s object. Raises ValueError when it is not one."""
+        fields = FieldReader(value, "the run record")
+        if (version := fields.take("version", int)) != RUN_VERSION:
+            raise ValueError(f"it has version {version}, this statetap reads {RUN_VERSION}")
+        dataset = FieldReader(fields.take("dataset", dict), "the run's dataset")
+        record = cls(
+            name=fields.take("name", str),
+            inputs=PlanInputs(
+                spec=CaptureSpec.from_json(fields.take("spec", dict)),
+                dataset=dataset.take("file", str),
+                dataset_digest=dataset.take("digest", str),
+                tokenizer_digest=fields.take("tokenizer_digest", str),
+                template_digest=fields.take("template_digest", str),
+                max_tokens=fields.take("max_tokens", int),
+            ),
+            counts=PlanCounts.from_json(fields.take("counts", dict)),
+            left_out=tuple(map(LeftOut.from_json, fields.take("left_out", list))),
+        )
+        dataset.finish()
+        fields.finish()
+        return record

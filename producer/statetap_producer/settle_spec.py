@@ -1,0 +1,56 @@
+"""Settles the capture spec of a run between a person's wish, the model folder and the server."""
+
+from dataclasses import dataclass
+
+from statetap_contract import CaptureSpec, ModelFolder, UsageError
+
+from statetap_producer.handshake import ask_server
+
+
+@dataclass(frozen=True, slots=True)
+class SpecWish:
+    """What a person asks to be captured."""
+
+    #: Address of a running server, whose own capture spec is taken.
+    server: str | None = None
+    #: Boundary indices; None for the server's or EAGLE-3's own.
+    layers: tuple[int, ...] | None = None
+    #: None for the server's or the checkpoint's own.
+    dtype: str | None = None
+
+
+def settle_spec(wish: SpecWish, model: ModelFolder) -> tuple[CaptureSpec, int]:
+    """The capture spec, and the context length that prompts must stay below.
+
+    Raises:
+        UsageError: kind ``model-differs``, ``layers-differ`` or ``dtype-differs``: server, model
+            folder and wish do not agree.
+        StatetapError: what ``ask_server`` and ``ModelFolder.spec`` raise.
+    """
+    if wish.server is None:
+        return model.spec(wish.layers, wish.dtype), model.context_length
+    capture = ask_server(wish.server)
+    spec = capture.spec
+    if spec.revision != model.revision:
+        raise UsageError(
+            "model-differs",
+            f"the server at {wish.server} serves {spec.model} of revision {spec.revision}, "
+            f"{model.path} is revision {model.revision}; give the folder that the server loaded",
+        )
+    if wish.layers is not None and tuple(sorted(wish.layers)) != spec.layers:
+        raise UsageError(
+            "layers-differ",
+            f"the server at {wish.server} captures layers {_commas(spec.layers)}, not "
+            f"{_commas(wish.layers)}; leave --layers out or restart the server with these",
+        )
+    if wish.dtype is not None and wish.dtype != spec.dtype:
+        raise UsageError(
+            "dtype-differs",
+            f"the server at {wish.server} computes in {spec.dtype}, not {wish.dtype}; "
+            "leave --dtype out or restart the server with it",
+        )
+    return spec, min(model.context_length, capture.context_length)
+
+
+def _commas(layers: tuple[int, ...]) -> str:
+    return ",".join(map(str, layers))

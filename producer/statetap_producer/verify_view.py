@@ -1,0 +1,80 @@
+"""How a verdict looks in a terminal."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.filesize import decimal
+from rich.progress import DownloadColumn
+from rich.table import Table
+from rich.text import Text
+
+from statetap_producer.counted import counted
+from statetap_producer.progress import progress_bar
+from statetap_producer.verify import OnShardProgress, Verdict
+
+#: Faults listed; --json lists all.
+_MOST_FAULTS: Final = 20
+
+
+@contextmanager
+def verify_progress() -> Iterator[OnShardProgress]:
+    """A bar over the shard that is being read."""
+    with progress_bar(DownloadColumn(), is_kept=False) as progress:
+        task = progress.add_task("verifying", total=None)
+        yield lambda shard, done, total: progress.update(
+            task, description=f"verifying {shard.name}", completed=done, total=total
+        )
+
+
+def verdict_view(verdict: Verdict) -> RenderableType:
+    """A line a shard, the faults, and the verdict last."""
+    table = Table(box=None, pad_edge=False, header_style="cyan")
+    table.add_column("shard", overflow="fold")
+    for name in ("samples", "tokens", "size"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for report in verdict.reports:
+        num_faults = len(report.faults)
+        table.add_row(
+            Text(report.path.name),
+            f"{report.num_samples:,}",
+            f"{report.num_tokens:,}",
+            decimal(report.num_bytes),
+            f"[red]{counted(num_faults, 'fault')}[/]" if num_faults else "[green]intact[/]",
+        )
+    faults = verdict.faults
+    lines = [
+        Text.assemble((fault.kind, "red"), f": {fault.message}") for fault in faults[:_MOST_FAULTS]
+    ]
+    if len(faults) > _MOST_FAULTS:
+        lines.append(Text(f"and {len(faults) - _MOST_FAULTS:,} more; --json lists all"))
+    return Group(table, *lines, _summary(verdict))
+
+
+def _summary(verdict: Verdict) -> Text:
+    samples = counted(sum(report.num_samples for report in verdict.reports), "sample")
+    shards = counted(len(verdict.reports), "shard")
+    if verdict.is_good:
+        return Text(f"{samples} in {shards}, all intact", "bold green")
+    return Text(f"{counted(len(verdict.faults), 'fault')}, {samples} in {shards}", "bold red")
+
+
+def verdict_json(verdict: Verdict) -> dict[str, object]:
+    """The whole verdict as a JSON object."""
+    return {
+        "is_good": verdict.is_good,
+        "shards": [
+            {
+                "path": str(report.path),
+                "num_samples": report.num_samples,
+                "num_tokens": report.num_tokens,
+                "num_bytes": report.num_bytes,
+                "faults": [asdict(fault) for fault in report.faults],
+            }
+            for report in verdict.reports
+        ],
+        "run_faults": [asdict(fault) for fault in verdict.run_faults],
+    }
