@@ -74,6 +74,14 @@ class Service:
                 )
             time.sleep(_POLL_S)
 
+    def wait(self, timeout_s: float) -> int:
+        """Waits for the process to end by itself, and returns its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not.
+        """
+        return self._process.wait(timeout_s)
+
     def stop(self, timeout_s: float = 30) -> None:
         """Asks the process to end, and ends its whole session when it does not."""
         if self.is_running:
