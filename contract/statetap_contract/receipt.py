@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from statetap_contract.spec import DTYPE_BYTES
 from statetap_contract.strict_json import FieldReader
 
 
@@ -62,4 +63,6 @@ class Receipt:
             patch_version=fields.take("patch_version", str),
         )
         fields.finish()
+        if receipt.dtype not in DTYPE_BYTES:
+            raise ValueError(f"the receipt has dtype {receipt.dtype!r}, which is unknown")
         return receipt

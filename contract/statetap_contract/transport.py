@@ -43,6 +43,7 @@ def celery_settings(broker_url: str) -> dict[str, object]:
         "task_send_sent_event": True,
         "worker_send_task_events": True,
         "worker_prefetch_multiplier": 1,
+        "worker_proc_alive_timeout": 60,
         "worker_soft_shutdown_timeout": 60,
         "worker_enable_soft_shutdown_on_idle": True,
         "worker_cancel_long_running_tasks_on_connection_loss": False,

@@ -47,9 +47,7 @@ class Demo:
 
 
 @pytest.fixture(scope="module")
-def demo(
-    tiny_model: Path, dataset: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Demo:
+def demo(tiny_model: Path, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """A demo that has run once, to a good end."""
     assert tiny_model.is_dir()  # made before, so that the demo's own time is not spent on it
     demo = Demo(tmp_path_factory.mktemp("demo"), dataset)

@@ -14,8 +14,6 @@ from statetap_local.services import SERVER_ENVIRONMENT
 
 _TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
 ROW = json.dumps({"conversations": _TURNS})
-    '{"conversations": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]}'
-)
 
 
 def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -40,7 +40,7 @@ class Bench:
         self.server = server
         self.runs = tmp_path / "runs"
         self.runs.mkdir()
-        self._redis = local_redis
+        self.redis = local_redis
         self._app = Celery("test")
         self._app.conf.update(celery_settings(local_redis.url))
         self._log = tmp_path / "worker.log"
@@ -56,7 +56,7 @@ class Bench:
             "--processes=2",
             "--shard-gib=0.01",
         ]
-        return Service("worker", command, self._log, {"STATETAP_REDIS": self._redis.url})
+        return Service("worker", command, self._log, {"STATETAP_REDIS": self.redis.url})
 
     def send(self, *arguments: Any, spec: CaptureSpec = SPEC) -> None:
         self._app.send_task(TASK_NAME, args=arguments, queue=queue_name(spec.digest))
@@ -82,7 +82,7 @@ class Bench:
 
     def num_messages(self) -> int:
         """Messages waiting for a worker or held by one."""
-        with self._redis.client() as client:
+        with self.redis.client() as client:
             num_waiting, num_held = client.llen(queue_name(SPEC.digest)), client.hlen("unacked")
         assert isinstance(num_waiting, int)
         assert isinstance(num_held, int)
@@ -167,7 +167,7 @@ def test_a_mismatch_is_tried_again_and_never_stored(bench: Bench) -> None:
     "arguments",
     [("garbage",), (), (1, 2), ({"run": RUN},), ({"run": "../x", "key": "k"},), (None,)],
 )
-def test_garbage_never_stops_the_worker(bench: Bench, arguments: tuple[Any, ...]) -> None:
+def test_garbage_arguments_never_stop_the_worker(bench: Bench, arguments: tuple[Any, ...]) -> None:
     """It leaves the queue, and the next job is stored."""
     bench.send(*arguments)
     (job,) = bench.send_jobs([10])
@@ -195,16 +195,88 @@ def test_a_killed_child_loses_no_job(bench: Bench) -> None:
     assert bench.dead_letters() == []
 
 
+def test_a_prompt_that_kills_its_process_becomes_a_dead_letter(bench: Bench) -> None:
+    """Every process that takes it dies; the others' jobs are stored all the same."""
+    poison, good = job_of(0, 25), job_of(1, 26)
+
+    def kill_who_asks(key: str, _attempt: int) -> None:
+        if key == poison.key:
+            # Only one of two asks at a time: the good job is long done.
+            for child in bench.children():
+                child.send_signal(signal.SIGKILL)
+
+    bench.send(good.to_message())
+    bench.wait_until(lambda: bench.stored_keys() == {good.key})
+    bench.server.behaviour = kill_who_asks
+    bench.send(poison.to_message())
+    bench.wait_until(lambda: len(bench.dead_letters()) == 1 and bench.num_messages() == 0)
+    (letter,) = bench.dead_letters()
+    assert (letter.key, letter.kind, letter.attempts) == (poison.key, "worker-lost", 6)
+    assert bench.server.asked[poison.key] == 6
+
+
+def test_an_outage_of_the_server_costs_no_sample(bench: Bench) -> None:
+    """The queue stays in Redis while workers wait, and everything is stored afterwards."""
+    bench.server.behaviour = lambda _key, _attempt: (503, {"message": "starting"})
+    jobs = bench.send_jobs([10] * 30)
+    bench.wait_until(lambda: sum(bench.server.asked.values()) >= 4)
+    assert bench.num_messages() >= 28
+    bench.server.behaviour = lambda _key, _attempt: None
+    bench.wait_until(lambda: len(bench.stored_keys()) == 30 and bench.num_messages() == 0)
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
+    assert bench.dead_letters() == []
+
+
 def test_a_server_of_another_spec_ends_the_worker(bench: Bench) -> None:
-    """A worker takes no work that its server would answer with other states."""
+    """With code 3, and the job goes back: its server would answer with other states."""
     bench.send_jobs([5])
     bench.wait_until(lambda: len(bench.stored_keys()) == 1)
     bench.server.spec = CaptureSpec("stand-in", "r", (1, 3), "post", 16, "float32")
     for child in bench.children():
         child.send_signal(signal.SIGKILL)
-    process = psutil.Process(bench.worker.pid)
-    process.wait(60)
-    assert not bench.worker.is_running
+    bench.send(job_of(7, 8).to_message())
+    assert bench.worker.wait(60) == 3
+    assert bench.num_messages() == 1
+    assert len(bench.stored_keys()) == 1
+
+
+def test_a_run_folder_that_cannot_be_made_stops_the_worker(bench: Bench) -> None:
+    """No message is acknowledged for it."""
+    (bench.runs / RUN).write_text("in the way")
+    bench.send_jobs([5, 6, 7])
+    assert bench.worker.wait(60) == 3
+    assert bench.num_messages() == 3
+
+
+def test_a_ledger_that_cannot_be_written_stops_the_worker(bench: Bench) -> None:
+    """A sample is given up only when that is durable."""
+    (bench.runs / RUN).mkdir()
+    (bench.runs / RUN / "ledger").write_text("in the way")
+    bench.server.behaviour = lambda _key, _attempt: (400, {"message": "no"})
+    bench.send_jobs([5, 6, 7])
+    assert bench.worker.wait(60) == 3
+    assert bench.num_messages() == 3
+
+
+def test_a_retry_that_redis_does_not_take_is_not_lost(bench: Bench) -> None:
+    """With Redis full, the message stays in it, whatever becomes of the worker."""
+    job = job_of(0, 30)
+    bench.server.wrong_ids[job.key] = [0] * 30
+    with bench.redis.client() as client:
+
+        def fill_redis(_key: str, attempt: int) -> None:
+            if attempt == 1:
+                client.config_set("maxmemory", 1)
+
+        bench.server.behaviour = fill_redis
+        bench.send(job.to_message())
+        try:
+            bench.wait_until(lambda: "maxmemory" in bench.worker.log.read_text())
+        finally:
+            client.config_set("maxmemory", 0)
+    assert bench.num_messages() == 1 or bench.stored_keys() == {job.key}
+    assert bench.dead_letters() == []
 
 
 def test_an_unpatched_server_is_refused(tmp_path: Path, local_redis: LocalRedis) -> None:

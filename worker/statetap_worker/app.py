@@ -1,14 +1,20 @@
-"""The Celery application: a thin shell around ``WorkerProcess``."""
+"""The Celery shell around ``WorkerProcess``: what Celery must be told, and nothing else.
+
+Celery acknowledges a task that fails in a way nobody foresaw. Here a message is acknowledged only
+when its sample is durable in a shard or in the ledger; every other end puts it back.
+"""
 
 import logging
 import os
 import signal
-from typing import Any
+import socket
+from typing import Any, NoReturn
 
 import billiard
+from billiard.exceptions import WorkerLostError
 from celery import Celery, Task
 from celery.exceptions import Reject
-from celery.signals import worker_process_init, worker_process_shutdown
+from celery.signals import task_failure, worker_process_init, worker_process_shutdown
 from statetap_contract import (
     RUN_NAME_FORM,
     TASK_NAME,
@@ -21,70 +27,139 @@ from statetap_contract import (
     queue_name,
 )
 
+from statetap_worker.ledger import bury
 from statetap_worker.process import WorkerProcess
-from statetap_worker.retry import MAX_ATTEMPTS, Again, GiveUp, decide
+from statetap_worker.retry import MAX_ATTEMPTS, Again, GiveUp, WaitForServer, decide
 from statetap_worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
 
-def make_app(settings: WorkerSettings, capture: ServerCapture) -> Celery:
-    """The application of one worker, listening on the queue of its server's capture spec."""
-    app = Celery("statetap")
-    app.conf.update(
-        celery_settings(settings.redis_url),
-        task_default_queue=queue_name(capture.spec.digest),
-        worker_pool="prefork",
-        worker_concurrency=settings.num_processes,
-    )
-    # The child's own state; None in the parent, which opens no files.
-    process: WorkerProcess | None = None
+class WorkerShell:
+    """One worker, listening on the queue of its server's capture spec.
 
-    # Celery holds signal handlers weakly unless told otherwise.
-    @worker_process_init.connect(weak=False)
-    def open_process(**_: Any) -> None:
-        nonlocal process
-        slot = billiard.current_process().index
+    The object exists in the parent and, after the fork, in each child; ``_process`` is the child's.
+    """
+
+    def __init__(self, settings: WorkerSettings, capture: ServerCapture) -> None:
+        self._settings = settings
+        self._capture = capture
+        self._process: WorkerProcess | None = None
+        self._parent_pid = os.getpid()
+        #: Shared by parent and children: why the worker was stopped, 0 while it was not.
+        self._stop_code = billiard.Value("i", 0)
+        self._app = Celery("statetap")
+        self._app.conf.update(
+            celery_settings(settings.redis_url),
+            task_default_queue=queue_name(capture.spec.digest),
+            worker_pool="prefork",
+            worker_concurrency=settings.num_processes,
+        )
+
+        # ``decide`` ends retries before Celery would. Celery's own bound and delay are for a
+        # child that was lost, of which no code of ours hears in time.
+        @self._app.task(
+            bind=True, name=TASK_NAME, max_retries=MAX_ATTEMPTS - 1, default_retry_delay=1
+        )
+        def extract(task: Task, message: object) -> dict[str, object]:
+            return self._extract(task, message)
+
+        # Celery holds handlers weakly unless told otherwise.
+        worker_process_init.connect(self._open_process, weak=False)
+        worker_process_shutdown.connect(self._close_process, weak=False)
+        task_failure.connect(self._bury_lost, weak=False)
+
+    def run(self) -> int:
+        """Works until it is told to stop. Returns the exit code."""
+        worker = self._app.Worker(
+            hostname=f"{self._settings.name}@{socket.gethostname()}",
+            loglevel="WARNING",
+            # Workers have nothing to tell one another.
+            without_gossip=True,
+            without_mingle=True,
+        )
+        worker.start()
+        return int(self._stop_code.value or worker.exitcode or 0)
+
+    def _open_process(self, **_: Any) -> None:
         try:
-            process = WorkerProcess(settings, capture, slot)
-        except StatetapError as error:
-            _stop_worker(error)
+            slot = billiard.current_process().index
+            self._process = WorkerProcess(self._settings, self._capture, slot)
+        except Exception as error:
+            # Celery would go on with a child that can do nothing.
+            logger.exception("a worker process cannot start")
+            self._stop(StopError("process-failed", f"a worker process cannot start: {error}"))
 
-    @worker_process_shutdown.connect(weak=False)
-    def close_process(**_: Any) -> None:
-        if process is not None:
-            process.close()
+    def _close_process(self, **_: Any) -> None:
+        if self._process is not None:
+            self._process.close()
 
-    # The delay is the one after a lost child; all others are ``decide``'s.
-    @app.task(bind=True, name=TASK_NAME, max_retries=MAX_ATTEMPTS, default_retry_delay=1)
-    def extract(task: Task, message: object) -> dict[str, object]:
+    def _extract(self, task: Task, message: object) -> dict[str, object]:
         """Extracts one prompt. The result is for Flower; nothing is kept of it."""
-        attempt = task.request.retries + 1
+        process = self._process
         if process is None:
             raise Reject("this process did not start", requeue=True)
+        attempt = task.request.retries + 1
         try:
             return process.extract(Job.from_message(message)).to_json() | {"attempt": attempt}
         except StatetapError as error:
-            return _handle(task, process, message, error, attempt)
+            self._handle(task, process, message, error)
+        except Exception as error:
+            logger.exception("unforeseen failure")
+            self._stop_and_put_back(StopError("unforeseen", f"{type(error).__name__}: {error}"))
 
-    return app
+    def _handle(
+        self, task: Task, process: WorkerProcess, message: object, error: StatetapError
+    ) -> NoReturn:
+        """Carries out what ``retry.decide`` decided."""
+        attempt = task.request.retries + 1
+        match decide(error, attempt):
+            case WaitForServer(at_least_s=at_least_s):
+                logger.warning("waiting for the server kind=%s %s", error.kind, error)
+                try:
+                    process.wait_for_server(at_least_s)
+                except StatetapError as gone:
+                    self._stop_and_put_back(gone)
+                raise Reject(str(error), requeue=True)
+            case Again(wait_s=wait_s):
+                logger.warning("attempt %d failed kind=%s %s", attempt, error.kind, error)
+                try:
+                    raise task.retry(exc=error, countdown=wait_s)
+                except Reject as unsent:
+                    # Redis did not take the retry; Celery would drop the message for that.
+                    raise Reject(unsent.reason, requeue=True) from unsent
+            case GiveUp():
+                run, key = _names_in(message)
+                try:
+                    process.give_up(run, key, error, attempt)
+                except OSError as unwritten:
+                    self._stop_and_put_back(
+                        StopError("ledger-unwritable", f"cannot write to the ledger: {unwritten}")
+                    )
+                # Flower shows a failure with its reason; the message is acknowledged all the same.
+                raise error
+            case _:
+                self._stop_and_put_back(error)
 
+    def _bury_lost(self, exception: object = None, args: tuple[Any, ...] = (), **_: Any) -> None:
+        """In the parent: a prompt that killed every child it was given to."""
+        if not isinstance(exception, WorkerLostError) or not args:
+            return
+        run, key = _names_in(args[0])
+        lost = RejectError("worker-lost", f"the prompt ended {MAX_ATTEMPTS} processes: {exception}")
+        bury(self._settings, f"{self._settings.name}-parent", run, key, lost, MAX_ATTEMPTS)
 
-def _handle(
-    task: Task, process: WorkerProcess, message: object, error: StatetapError, attempt: int
-) -> dict[str, object]:
-    """Carries out what ``retry.decide`` decided."""
-    decision = decide(error, attempt)
-    if isinstance(decision, Again):
-        logger.warning("attempt %d failed kind=%s %s", attempt, error.kind, error)
-        raise task.retry(exc=error, countdown=decision.wait_s)
-    if isinstance(decision, GiveUp):
-        run, key = _names_in(message)
-        process.give_up(run, key, error, attempt)
-        # Flower and the task's state show a failure; the message is acknowledged all the same.
-        raise error
-    _stop_worker(error)
-    raise Reject(str(error), requeue=True)
+    def _stop_and_put_back(self, error: StatetapError) -> NoReturn:
+        self._stop(error)
+        raise Reject(str(error), requeue=True)
+
+    def _stop(self, error: StatetapError) -> None:
+        """Ends the whole worker from one of its children: warm, so that running tasks finish."""
+        logger.critical("stopping this worker kind=%s %s", error.kind, error)
+        self._stop_code.value = error.exit_code
+        # A child that outlived its parent belongs to somebody else by now.
+        if os.getppid() == self._parent_pid:
+            os.kill(self._parent_pid, signal.SIGTERM)
 
 
 def _names_in(message: object) -> tuple[str, str]:
@@ -98,9 +173,3 @@ def _names_in(message: object) -> tuple[str, str]:
     if not isinstance(run, str) or not RUN_NAME_FORM.fullmatch(run):
         raise RejectError("job-unreadable", "a message without a readable run was dropped")
     return run, str(key)
-
-
-def _stop_worker(error: StatetapError | StopError) -> None:
-    """Ends the whole worker from one of its children: warm, so that running tasks finish."""
-    logger.critical("stopping this worker kind=%s %s", error.kind, error)
-    os.kill(os.getppid(), signal.SIGTERM)

@@ -6,11 +6,12 @@ import socket
 import sys
 from pathlib import Path
 from typing import Final, NoReturn
+from urllib.parse import urlsplit
 
 import redis
 from statetap_contract import MissingError, StatetapError, UsageError
 
-from statetap_worker.app import make_app
+from statetap_worker.app import WorkerShell
 from statetap_worker.server import Server
 from statetap_worker.settings import WORKER_NAME_FORM, WorkerSettings
 
@@ -27,22 +28,13 @@ def main() -> None:
         _check_redis(settings.redis_url)
         with Server(settings.server_url) as server:
             capture = server.wait_until_ready(_SERVER_WAIT_S)
-        app = make_app(settings, capture)
+        shell = WorkerShell(settings, capture)
     except StatetapError as error:
         print(f"statetap-worker: {error}", file=sys.stderr)  # noqa: T201  the command's output
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    app.worker_main(
-        [
-            "worker",
-            f"--hostname={settings.name}@%h",
-            "--loglevel=WARNING",
-            # Workers have nothing to tell one another.
-            "--without-gossip",
-            "--without-mingle",
-        ]
-    )
+    sys.exit(shell.run())
 
 
 def _settings(arguments: argparse.Namespace) -> WorkerSettings:
@@ -58,6 +50,11 @@ def _settings(arguments: argparse.Namespace) -> WorkerSettings:
         raise UsageError("shard-gib", f"shards of {arguments.shard_gib} GiB hold nothing")
     if not arguments.redis:
         raise UsageError("redis-missing", "no Redis is named; give --redis or set STATETAP_REDIS")
+    if not _is_server_url(arguments.server):
+        raise UsageError(
+            "server-url",
+            f"{arguments.server!r} is no server address; write it like http://127.0.0.1:30000",
+        )
     for folder in (arguments.dumps, arguments.runs):
         if not folder.is_dir():
             raise MissingError("folder-missing", f"{folder} is not a folder; make it first")
@@ -74,13 +71,26 @@ def _settings(arguments: argparse.Namespace) -> WorkerSettings:
     )
 
 
+def _is_server_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def _check_redis(url: str) -> None:
     """Fails in seconds where Celery would try for ever."""
     try:
         with redis.Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3) as client:
             client.ping()
-    except ValueError as error:
-        raise UsageError("redis-url", f"the Redis URL cannot be read: {error}") from error
+    except ValueError:
+        # The reason may quote the password.
+        raise UsageError(
+            "redis-url",
+            "the Redis URL cannot be read; write redis://:PASSWORD@HOST:PORT/0, with special "
+            "characters of the password percent-encoded",
+        ) from None
     except redis.AuthenticationError as error:
         raise MissingError(
             "redis-refused", f"Redis refuses the password in --redis: {error}"

@@ -1,10 +1,16 @@
 """The dead-letter ledger: samples given up on, as JSON lines that survive a power loss."""
 
 import json
+import logging
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
-from statetap_contract import DeadLetter
+from statetap_contract import DeadLetter, StatetapError
+
+from statetap_worker.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -36,3 +42,30 @@ def _last_byte(path: Path) -> bytes:
     with path.open("rb") as stream:
         stream.seek(-1, os.SEEK_END)
         return stream.read(1)
+
+
+def bury(
+    settings: WorkerSettings,
+    owner: str,
+    run: str,
+    key: str,
+    error: StatetapError,
+    attempts: int,
+) -> None:
+    """Writes a sample to the run's ledger.
+
+    Args:
+        settings: where runs lie, and which server was asked.
+        owner: the process that writes, which no other may be named like.
+        run: name of the run.
+        key: sample key.
+        error: why it is given up.
+        attempts: times the sample was tried.
+
+    Raises:
+        OSError: the ledger cannot be written.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    letter = DeadLetter(key, error.kind, error.message, attempts, settings.server_url, now)
+    Ledger(settings.runs / run / "ledger" / f"{owner}.jsonl").append(letter)
+    logger.error("dead letter key=%s kind=%s %s", key, error.kind, error.message)

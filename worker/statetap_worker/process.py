@@ -1,18 +1,26 @@
 """What one worker process owns: its connection to the server, its shards, its ledgers."""
 
-import logging
 import socket
-from datetime import UTC, datetime
+import time
+from typing import Final
 
-from statetap_contract import DeadLetter, Job, ServerCapture, StatetapError, StopError
+from statetap_contract import (
+    Job,
+    MissingError,
+    ServerCapture,
+    StatetapError,
+    StopError,
+    TransientError,
+)
 from statetap_store import Provenance, ShardSet
 
-from statetap_worker.ledger import Ledger
+from statetap_worker.ledger import bury
 from statetap_worker.pipeline import Outcome, Pipeline
-from statetap_worker.server import Server
+from statetap_worker.server import MENDED_BY_TIME, Server
 from statetap_worker.settings import WorkerSettings
 
-logger = logging.getLogger(__name__)
+#: Seconds to wait for a server that went away; loading a large model takes minutes.
+_OUTAGE_S: Final = 600.0
 
 
 class WorkerProcess:
@@ -21,50 +29,74 @@ class WorkerProcess:
     ``slot`` is stable: the child that replaces a dead one gets its slot, hence its shards.
     """
 
-    def __init__(self, settings: WorkerSettings, expected: ServerCapture, slot: int) -> None:
-        """Shakes hands with the server again.
-
-        Raises:
-            MissingError: the server is gone.
-            StopError: kind ``spec-differs``: it captures something else than when the worker
-                started.
-        """
+    def __init__(self, settings: WorkerSettings, capture: ServerCapture, slot: int) -> None:
         self._settings = settings
+        self._capture = capture
         self._slot_name = f"{settings.name}-{slot:02d}"
         self._server = Server(settings.server_url)
-        self._capture = self._server.handshake()
-        if self._capture.spec != expected.spec:
-            raise StopError(
-                "spec-differs",
-                f"the server at {settings.server_url} now captures {self._capture.spec}, this "
-                f"worker was started for {expected.spec}",
-            )
+        #: Whether the server is known to be the one that the worker was started for.
+        self._has_shaken_hands = False
         self._shards: dict[str, ShardSet] = {}
-        self._pipeline = Pipeline(self._server, self._capture.spec, settings.dumps, self._shards_of)
+        self._pipeline = Pipeline(self._server, capture.spec, settings.dumps, self._shards_of)
 
     def extract(self, job: Job) -> Outcome:
-        """See ``Pipeline.extract``."""
+        """See ``Pipeline.extract``. Shakes hands before the first job, and after every outage."""
+        if not self._has_shaken_hands:
+            self._shake_hands()
         return self._pipeline.extract(job)
 
+    def wait_for_server(self, at_least_s: float) -> None:
+        """Waits until the server is ready again.
+
+        Raises:
+            MissingError: it is not, after ten minutes.
+        """
+        self._has_shaken_hands = False
+        time.sleep(at_least_s)
+        self._server.wait_until_ready(_OUTAGE_S)
+
     def give_up(self, run: str, key: str, error: StatetapError, attempts: int) -> None:
-        """Writes a sample to the run's ledger."""
-        path = self._settings.runs / run / "ledger" / f"{self._slot_name}.jsonl"
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        letter = DeadLetter(key, error.kind, error.message, attempts, self._server.url, now)
-        Ledger(path).append(letter)
-        logger.error("dead letter key=%s kind=%s %s", key, error.kind, error.message)
+        """Writes a sample to the run's ledger. Raises OSError when that cannot be done."""
+        bury(self._settings, self._slot_name, run, key, error, attempts)
 
     def close(self) -> None:
-        """Closes the shards; what was committed is durable without it."""
+        """Closes shards and connection; what was committed is durable without it."""
         for shards in self._shards.values():
             shards.close()
         self._shards.clear()
+        self._server.close()
+
+    def _shake_hands(self) -> None:
+        """Makes sure that the server still captures what the worker was started for.
+
+        Raises:
+            TransientError: kind ``server-unreachable``.
+            StopError: kind ``spec-differs``, or those of ``agreed_capture``.
+        """
+        try:
+            capture = self._server.handshake()
+        except MissingError as error:
+            if error.kind in MENDED_BY_TIME:
+                raise TransientError("server-unreachable", error.message) from error
+            raise StopError(error.kind, error.message) from error
+        if capture.spec != self._capture.spec:
+            raise StopError(
+                "spec-differs",
+                f"the server at {self._server.url} now captures {capture.spec}, this worker was "
+                f"started for {self._capture.spec}; start another worker for it",
+            )
+        self._has_shaken_hands = True
 
     def _shards_of(self, run: str) -> ShardSet:
         if run not in self._shards:
             capture = self._capture
             folder = self._settings.runs / run / "shards"
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StopError(
+                    "run-folder", f"cannot make {folder}: {error.strerror}; check the disk"
+                ) from error
             self._shards[run] = ShardSet(
                 folder,
                 writer_name=self._slot_name,

@@ -1,5 +1,6 @@
 """The client of one SGLang server: handshake, and one prompt's capture."""
 
+import logging
 import time
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,12 +20,18 @@ from statetap_contract import (
     agreed_capture,
 )
 
+logger = logging.getLogger(__name__)
+
 #: Seconds: a long prompt behind a full queue takes minutes; must stay below the visibility
 #: timeout of the queue, or the message runs twice.
 _READ_TIMEOUT_S: Final = 900.0
 _CONNECT_TIMEOUT_S: Final = 5.0
 
-_MENDED_BY_TIME: Final = ("server-unreachable", "server-not-ready")
+#: Waits for the scheduler's turn, which a large batch delays.
+_HANDSHAKE_TIMEOUT_S: Final = 30.0
+
+#: Kinds of a failed handshake that waiting may cure.
+MENDED_BY_TIME: Final = ("server-unreachable", "server-not-ready")
 
 
 class Server:
@@ -49,6 +56,10 @@ class Server:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection."""
         self._http.close()
 
     def handshake(self) -> ServerCapture:
@@ -59,7 +70,10 @@ class Server:
                 mend, and those of ``agreed_capture``, which it will not.
         """
         try:
-            answer = self._http.get("/server_info", timeout=_CONNECT_TIMEOUT_S)
+            answer = self._http.get(
+                "/server_info",
+                timeout=httpx.Timeout(_HANDSHAKE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
+            )
             answer.raise_for_status()
             server_info = answer.json()
         except httpx.HTTPStatusError as error:
@@ -84,13 +98,17 @@ class Server:
         Raises:
             MissingError: it is not ready after ``timeout_s`` seconds.
         """
-        deadline_s = time.monotonic() + timeout_s
+        begun = time.monotonic()
+        is_told = False
         while True:
             try:
                 return self.handshake()
             except MissingError as error:
-                if error.kind not in _MENDED_BY_TIME or time.monotonic() > deadline_s:
+                if error.kind not in MENDED_BY_TIME or time.monotonic() - begun > timeout_s:
                     raise
+                if not is_told:
+                    logger.warning("waiting for the server at %s: %s", self.url, error)
+                    is_told = True
                 time.sleep(1)
 
     def capture(self, job: Job) -> Receipt:
@@ -160,7 +178,7 @@ def _receipt(answer: httpx.Response) -> Receipt:
                 f"{answer.url} served a prompt without capturing it; start it with statetap-server",
             )
         return Receipt.from_json(receipts[0])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise MismatchError(
             "receipt-unreadable", f"the server's answer holds no readable receipt: {error}"
         ) from error

@@ -69,12 +69,13 @@ def test_the_header_gives_the_receipt_back() -> None:
         encode_header(RECEIPT)[:-1],
         struct.pack("<Q", HEADER_BYTES - 8) + b"{}".ljust(HEADER_BYTES - 8),
         encode_header(RECEIPT).replace(b'"F32"', b'"F16"'),
+        encode_header(RECEIPT).replace(b"float32", b"float99"),
         encode_header(RECEIPT).replace(b"[0, 48]", b"[4, 48]"),
     ],
 )
 def test_anything_else_is_refused(header: bytes) -> None:
     """A header that is cut, absent or at odds with its own receipt does not pass."""
-    with pytest.raises(ValueError, match=r"dump|JSON|Expecting"):
+    with pytest.raises(ValueError, match=r"dump|JSON|Expecting|float99"):
         decode_header(header)
 
 

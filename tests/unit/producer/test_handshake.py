@@ -12,7 +12,7 @@ from statetap_producer.handshake import ask_server
 SPEC = CaptureSpec("tiny", "ab" * 16, (2, 4, 5), "post", 64, "bfloat16")
 CAPTURE = ServerCapture(
     spec=SPEC,
-    dumps="/dev/shm/dumps",  # noqa: S108 - a value, nothing is written
+    dumps="/dev/shm/dumps",
     host="here",
     raw_layer_ids=(1, 3, 4),
     vocab_size=380,

@@ -1,7 +1,6 @@
 """A prompt, its dump as a right server would leave it, and what a worker is given."""
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +84,3 @@ def dumps(tmp_path: Path) -> DumpBuilder:
 @pytest.fixture
 def dump_path(dumps: DumpBuilder) -> Path:
     return dumps.folder / dump_name(JOB.key)
-
-
-Change = Callable[[npt.NDArray[np.uint16]], None]

@@ -9,7 +9,7 @@ from statetap_contract import (
     TransientError,
     UsageError,
 )
-from statetap_worker.retry import MAX_ATTEMPTS, Again, Decision, GiveUp, Stop, decide
+from statetap_worker.retry import MAX_ATTEMPTS, Again, Decision, GiveUp, Stop, WaitForServer, decide
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,10 @@ from statetap_worker.retry import MAX_ATTEMPTS, Again, Decision, GiveUp, Stop, d
         (MismatchError("k", "m"), 1, Again(1)),
         (MismatchError("k", "m"), 5, Again(16)),
         (MismatchError("k", "m"), MAX_ATTEMPTS, GiveUp()),
+        (TransientError("server-unreachable", "m"), 1, WaitForServer(2)),
+        (TransientError("server-unreachable", "m"), MAX_ATTEMPTS, WaitForServer(2)),
+        (TransientError("server-busy", "m", 9.0), 1, WaitForServer(9)),
+        (TransientError("dumps-full", "m", 3600.0), 1, WaitForServer(60)),
         (RejectError("k", "m"), 1, GiveUp()),
         (StopError("k", "m"), 1, Stop()),
         (StopError("k", "m"), MAX_ATTEMPTS, Stop()),

@@ -88,6 +88,7 @@ def test_the_request_is_the_documented_one(dumps: DumpBuilder) -> None:
         (answering(200, {"meta_info": {}}), StopError, "server-unpatched"),
         (answering(200, b"no json"), MismatchError, "receipt-unreadable"),
         (answering(200, []), MismatchError, "receipt-unreadable"),
+        (answering(200, {"meta_info": None}), MismatchError, "receipt-unreadable"),
         (answering(200, {"meta_info": {FIELD: []}}), MismatchError, "receipt-unreadable"),
         (answering(200, {"meta_info": {FIELD: [{}]}}), MismatchError, "receipt-unreadable"),
         (failing(httpx.ConnectError("refused")), TransientError, "server-unreachable"),
