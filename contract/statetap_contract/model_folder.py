@@ -66,6 +66,11 @@ class ModelFolder:
                 context_length=_positive(text, "max_position_embeddings"),
                 dtype=_known_dtype(dtype),
             )
+        except OSError as error:
+            raise MissingError(
+                "model-missing",
+                f"{error.filename} cannot be read ({error.strerror}); copy the model again",
+            ) from error
         except (ValueError, AttributeError) as error:
             raise UsageError(
                 "model-unreadable",

@@ -1,6 +1,5 @@
 """One dump on disk: filled row by row, made visible whole by a hard link, or not at all."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +66,11 @@ class DumpFile:
             os.link(self._temporary, path)  # atomic, and never replaces a published dump
         except FileExistsError:
             other = read_receipt(self._folder, receipt.key)
-            if other is None or other.token_digest != receipt.token_digest:
+            if other is None:
+                # Not a dump, or one of another version: it would block its key for ever.
+                self._temporary.replace(path)
+                return receipt
+            if other.token_digest != receipt.token_digest:
                 raise
             return other
         finally:
@@ -101,7 +104,7 @@ def read_receipt(folder: Path, key: str) -> Receipt | None:
             return decode_header(stream.read(HEADER_BYTES))
     except FileNotFoundError:
         return None
-    except (ValueError, json.JSONDecodeError):
+    except ValueError:
         return None
 
 

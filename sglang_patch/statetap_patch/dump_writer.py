@@ -45,6 +45,7 @@ class DumpWriter:
         self.settled = threading.Event()
         self._room = threading.Condition()
         self._num_queued_bytes = 0
+        self._is_stuck = False
         self._queue: queue.SimpleQueue[tuple[Capture, "Rows | None"]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="statetap-writer", daemon=True)
         self._thread.start()
@@ -112,7 +113,10 @@ class DumpWriter:
 
     def _serve(self, capture: "Capture", rows: "Rows | None") -> None:
         if rows is None:
-            capture.drop_file()
+            try:
+                capture.drop_file()
+            except OSError:
+                logger.exception("the unfinished dump of %s stays", capture.key)
             return
         try:
             capture.write(*rows)

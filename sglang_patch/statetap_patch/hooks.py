@@ -16,6 +16,13 @@ _SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
 _TOKENIZER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 _STREAMER = f"{_MANAGERS}.scheduler_components.output_streamer.SchedulerOutputStreamer"
 
+_WEIGHT_UPDATES = (
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_ipc",
+    "update_weights_from_tensor",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Hook:
@@ -53,6 +60,14 @@ def hook_table(scheduler: SchedulerSide, tokenizer: TokenizerSide) -> tuple[Hook
         ),
         Hook(f"{_TOKENIZER}.__init__", "BEFORE", prove),
         Hook(f"{_TOKENIZER}.generate_request", "AROUND", tokenizer.around_generate_request),
+        *(
+            Hook(
+                f"{_TOKENIZER}.update_weights_from_{source}",
+                "AROUND",
+                tokenizer.around_update_weights,
+            )
+            for source in ("disk", "distributed", "tensor", "ipc")
+        ),
     )
     return table
 

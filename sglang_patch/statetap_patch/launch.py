@@ -1,12 +1,13 @@
 """``statetap-server``: checks what can be checked, then becomes a patched SGLang server."""
 
 import argparse
+import fcntl
 import importlib.util
 import os
 import socket
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from statetap_contract import MissingError, ModelFolder, StatetapError, UsageError
 
@@ -15,10 +16,18 @@ from statetap_patch.dump_file import sweep
 from statetap_patch.layers import raw_layer_ids
 from statetap_patch.settings import PatchSettings
 
-#: Arguments that SGLang must not be given, because they make rows wrong or answers late.
-_OWNED = (
+#: Held by the one server of a dump folder.
+_LOCK: Final = ".lock"
+
+#: Arguments that the launcher sets itself, or that would change states without changing the spec.
+_OWNED: Final = (
+    "--config",
     "--model-path",
     "--model",
+    "--revision",
+    "--load-format",
+    "--quantization",
+    "--json-model-override-args",
     "--dtype",
     "--host",
     "--port",
@@ -51,7 +60,9 @@ def prepare(
         MissingError: no SGLang, no model, no dump folder, or a port that is taken.
     """
     for argument in sglang_arguments:
-        if argument.split("=")[0] in _OWNED:
+        name = argument.split("=")[0]
+        # SGLang takes abbreviations.
+        if name.startswith("--") and any(owned.startswith(name) for owned in _OWNED):
             raise UsageError(
                 "argument-owned", f"{argument} is set by statetap-server; leave it out"
             )
@@ -64,6 +75,7 @@ def prepare(
         raise MissingError(
             "sglang-missing", "sglang is not installed in this environment; see the README"
         )
+    _claim(dumps)
     settings = PatchSettings(dumps, spec, raw_layer_ids(spec.layers))
     command = [
         sys.executable,
@@ -93,7 +105,7 @@ def prepare(
 
 
 def _dump_folder(path: Path, largest_dump_bytes: int) -> Path:
-    """Checks the folder, and clears what an earlier server left unfinished in it."""
+    """Checks that the folder can be written to and has room for the longest prompt."""
     path = path.resolve()
     if not path.is_dir():
         raise MissingError("dumps-missing", f"{path} is not a folder; make it, on shared memory")
@@ -107,12 +119,36 @@ def _dump_folder(path: Path, largest_dump_bytes: int) -> Path:
             f"{path} has {total_bytes / 2**20:.0f} MiB and one prompt of full context length "
             f"needs {largest_dump_bytes / 2**20:.0f} MiB; enlarge it (Docker: --shm-size)",
         )
-    sweep(path)
     return path
 
 
+def _claim(dumps: Path) -> None:
+    """Makes this process the folder's only server, and clears what an earlier one left unfinished.
+
+    The lock lives as long as the process does, across ``execve``.
+    """
+    fd = os.open(dumps / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise MissingError(
+            "dumps-in-use", f"another server publishes dumps in {dumps}; give this one its own"
+        ) from error
+    os.set_inheritable(fd, True)
+    sweep(dumps)
+
+
 def _check_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
+    if not 0 < port < 1 << 16:
+        raise UsageError("port-impossible", f"port {port} does not exist; choose one up to 65535")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    except socket.gaierror as error:
+        raise UsageError(
+            "host-unknown", f"{host!r} is no address of this machine; use 127.0.0.1 or 0.0.0.0"
+        ) from error
+    with socket.socket(family) as probe:
         # As the server itself does: a port in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,17 +1,18 @@
 """Hooks of the scheduler process: take rows out of batches, hold answers back for their dumps.
 
-They run on every rank of a tensor-parallel server, and an exception in one would end the server,
-so each guards itself. What steers the schedule (cache keys, finishing) must be the same on all
-ranks; only the rank that answers clients (``_state.writer`` is set) captures.
+They run on every rank of a tensor-parallel server, and an exception in one would end the server:
+what reads a request or a batch guards itself. What steers the schedule (cache keys, finishing) must
+be the same on all ranks; only the rank that answers clients (``_state.writer`` is set) captures.
 """
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from statetap_contract import FIELD, CaptureRequest, ServerCapture
+from statetap_contract import FIELD, CaptureRequest, ModelFolder, ServerCapture
 
 from statetap_patch import VERSION
 from statetap_patch.capture import Capture
@@ -76,6 +77,12 @@ class SchedulerSide:
                 f"{list(settings.spec.layers)} were asked for; its architecture counts layers "
                 "in another way than the launcher expects."
             )
+        served = ModelFolder.read(Path(scheduler.server_args.model_path))
+        if served.revision != settings.spec.revision:
+            raise SystemExit(
+                f"statetap: SGLang loaded {served.path}, which is not the model of the capture "
+                "spec; start the server with statetap-server alone."
+            )
         parallel = get_parallel()
         if parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0:
             self._state.writer = DumpWriter(
@@ -96,9 +103,16 @@ class SchedulerSide:
         # leaves nothing in the cache that others would find. The same on every rank.
         req.extra_key = f"{req.extra_key or ''}|statetap:{attempt}"
         req.skip_radix_cache_insert = True
-        if self._state.writer is not None:
+        if self._state.writer is None:
+            return
+        try:
             request = CaptureRequest.from_json({k: v for k, v in asked.items() if k != ATTEMPT})
             capture = Capture(self._state.writer, request, attempt, list(req.origin_input_ids))
+        except ValueError:
+            # Admission proved the request. Without a capture the answer carries no receipt, and
+            # the client does not take it for one.
+            logger.exception("request %s cannot be captured", req.rid)
+        else:
             setattr(req, _CAPTURE, capture)
 
     def after_forward(

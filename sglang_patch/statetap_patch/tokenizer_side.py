@@ -20,8 +20,6 @@ class TokenizerSide:
 
     def __init__(self, settings: PatchSettings) -> None:
         self._settings = settings
-        #: Sample key -> attempt that is being computed.
-        self._in_flight: dict[str, str] = {}
 
     async def around_generate_request(
         self,
@@ -59,21 +57,20 @@ class TokenizerSide:
                 },
             }
             return
-        if wanted.key in self._in_flight:
+        if wanted.key in manager.rid_to_state:
+            # SGLang's own record, which also holds an aborted request until the scheduler is
+            # through with it; left to SGLang, the answer would be a 400, as for a bad request.
             _conflict(f"key {wanted.key} is in flight")
-        attempt = uuid.uuid4().hex
-        self._in_flight[wanted.key] = attempt
-        params[FIELD] = wanted.to_json() | {ATTEMPT: attempt}
-        try:
-            async for answer in original(manager, obj, request):
-                if answer["meta_info"]["finish_reason"] is not None:
-                    # A caller that does not stream never resumes this generator.
-                    self._in_flight.pop(wanted.key, None)
-                yield answer
-        finally:
-            # This may run late, when a retry already has the key.
-            if self._in_flight.get(wanted.key) == attempt:
-                del self._in_flight[wanted.key]
+        params[FIELD] = wanted.to_json() | {ATTEMPT: uuid.uuid4().hex}
+        async for answer in original(manager, obj, request):
+            yield answer
+
+    async def around_update_weights(self, *_: Any, **__: Any) -> NoReturn:
+        """AROUND ``TokenizerManager.update_weights_from_…``: refuses with a 409.
+
+        Other weights under the same capture spec would be stored as if they were the first ones.
+        """
+        _conflict("the weights of a capturing server cannot be changed; start another server")
 
 
 def _custom_params(obj: Any) -> dict[str, Any] | None:
@@ -108,8 +105,16 @@ def _read_request(value: object, obj: Any, spec_digest: str) -> CaptureRequest:
     if wanted.spec_digest != spec_digest:
         _refuse(obj, f"this server captures spec {spec_digest}, not {wanted.spec_digest}")
     params = obj.sampling_params
-    if obj.stream or (params.get("n") or 1) != 1 or obj.session_params or obj.input_embeds:
-        _refuse(obj, "no stream, no n above 1, no session and no input_embeds can be captured")
+    foreign = {
+        "a stream": obj.stream,
+        "n above 1": (params.get("n") or 1) != 1,
+        "a session": obj.session_params,
+        "input_embeds": obj.input_embeds,
+        # The key says nothing of adapters.
+        "a LoRA adapter": obj.lora_path,
+    }
+    if reasons := [reason for reason, is_there in foreign.items() if is_there]:
+        _refuse(obj, f"a request with {', '.join(reasons)} cannot be captured")
     return wanted
 
 

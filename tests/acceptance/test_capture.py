@@ -164,7 +164,7 @@ def test_clients_that_vanish_do_no_harm(
         for job in gone:
             receipt = retry_while_in_flight(client, job)
             assert_right(dumps, reference, [(job, receipt)])
-    assert not list(dumps.glob(".*"))
+    assert not list(dumps.glob("*.unfinished"))
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,14 @@ def test_hostile_requests_harm_nobody(
     assert answer.status_code == status
     assert set(dumps.iterdir()) == before
     assert len(capture(prompts_of([3], 12))) == 1
+
+
+def test_the_weights_of_a_capturing_server_are_fixed(server: LocalServer, tiny_model: Path) -> None:
+    """Other weights under the same capture spec would be stored as if they were the first."""
+    body = {"model_path": str(tiny_model)}
+    answer = httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=60)
+    assert not answer.is_success
+    assert "weights of a capturing server" in answer.text
 
 
 def test_a_prompt_beyond_the_context_is_refused(server: LocalServer, capture: Capture) -> None:

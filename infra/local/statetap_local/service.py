@@ -58,12 +58,21 @@ class Service:
         return self._process.poll() is None
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
-        """Waits until the service answers.
+        """Waits until the service answers; stops it when it does not.
 
         Raises:
             MissingError: kind ``service-failed``: it ended, or is not ready in time.
         """
-        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._wait_until(is_ready, time.monotonic() + timeout_s, timeout_s)
+        except BaseException:
+            # Ctrl-C included: nobody else knows of the process yet.
+            self.stop()
+            raise
+
+    def _wait_until(
+        self, is_ready: Callable[[], bool], deadline_s: float, timeout_s: float
+    ) -> None:
         while not is_ready():
             if not self.is_running:
                 raise MissingError("service-failed", f"{self.name} did not start: {self._reason()}")

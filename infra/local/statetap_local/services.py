@@ -51,8 +51,7 @@ class LocalRedis(Service):
         conf = folder / "redis.conf"
         conf.touch(mode=0o600)  # it holds the password, which a command line would show
         conf.write_text(
-            f"include {_REDIS_CONF}\nport {self.port}\nbind 127.0.0.1\n"
-            f"dir {folder}\nrequirepass {password}\n"
+            f'include "{_REDIS_CONF}"\nport {self.port}\ndir "{folder}"\nrequirepass {password}\n'
         )
         super().__init__("Redis", [str(redis_program()), str(conf)], log)
         self.wait_until(self.is_ready, _START_S["redis"])

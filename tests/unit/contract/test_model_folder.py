@@ -97,3 +97,11 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(MissingError, match="no weights"):
         ModelFolder.read(tmp_path)
+
+
+def test_a_dangling_weight_file_is_named(tmp_path: Path) -> None:
+    """The usual state of a broken hub cache: a link to nowhere."""
+    folder = make(tmp_path / "m", CONFIG)
+    (folder / "model-2.safetensors").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(MissingError, match="model-2"):
+        ModelFolder.read(folder)

@@ -34,7 +34,18 @@ def test_a_service_that_is_late_is_named(tmp_path: Path) -> None:
     service = start(tmp_path, "import time; time.sleep(600)")
     with pytest.raises(MissingError, match="not ready after 0 s"):
         service.wait_until(lambda: False, 0)
-    service.stop()
+    assert not service.is_running
+
+
+def test_ctrl_c_while_waiting_stops_the_service(tmp_path: Path) -> None:
+    """Nobody else knows of it yet."""
+    service = start(tmp_path, "import time; time.sleep(600)")
+
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        service.wait_until(interrupt, 60)
     assert not service.is_running
 
 

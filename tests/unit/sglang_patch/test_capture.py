@@ -186,6 +186,40 @@ def test_a_file_that_is_no_dump_has_no_receipt(tmp_path: Path, broken: bytes) ->
     assert read_receipt(tmp_path, KEY) is None
 
 
+def test_a_broken_file_under_a_key_does_not_block_it(tmp_path: Path, writer: DumpWriter) -> None:
+    """What cannot be read, after an upgrade for instance, is replaced by the next dump."""
+    (tmp_path / dump_name(KEY)).write_bytes(b"of another version")
+    capture = begin(writer)
+    feed(capture, 0, 7, aux_and_last(7))
+    wait(capture, writer)
+    assert capture.error is None
+    assert read_receipt(tmp_path, KEY) == capture.receipt
+    assert [file.name for file in tmp_path.iterdir()] == [dump_name(KEY)]
+
+
+def test_a_file_that_cannot_be_removed_spares_the_thread(
+    writer: DumpWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer outlives whatever becomes of a single capture."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise PermissionError("not yours")
+
+    capture, slots = begin(writer), aux_and_last(7)
+    feed(capture, 0, 4, slots)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        capture.fail("the request was aborted")
+        other = begin(writer, "a2")
+        feed(other, 0, 7, slots, ids=[99, *IDS[1:]])
+        wait(other, writer)
+    assert writer.is_alive
+    third = begin(writer, "a3")
+    feed(third, 0, 7, slots)
+    wait(third, writer)
+    assert third.receipt is not None
+
+
 def test_sweep_removes_only_what_was_left_unfinished(tmp_path: Path, writer: DumpWriter) -> None:
     """A server that starts clears what a dead one left, and keeps published dumps."""
     done, slots = begin(writer), aux_and_last(7)

@@ -68,7 +68,15 @@ def test_other_arguments_go_to_sglang(model: Path, dumps: Path) -> None:
 
 def test_what_the_launcher_sets_cannot_be_set_again(model: Path, dumps: Path) -> None:
     """A second value would win over the one that the spec speaks of."""
-    for argument in ("--served-model-name=x", "--speculative-algorithm=EAGLE"):
+    for argument in (
+        "--served-model-name=x",
+        "--speculative-algorithm=EAGLE",
+        "--model-pat=/elsewhere",  # SGLang takes abbreviations
+        "--served",
+        "--config=file.yaml",
+        "--quantization",
+        "--load-format=dummy",
+    ):
         with pytest.raises(UsageError, match="set by statetap-server"):
             prepare(f"--model={model}", f"--dumps={dumps}", argument)
 
@@ -96,6 +104,29 @@ def test_shared_memory_too_small_for_one_prompt_is_refused(
     with pytest.raises(MissingError, match=r"has 1 MiB .* needs 4 MiB") as caught:
         prepare(f"--model={model}", f"--dumps={dumps}")
     assert caught.value.kind == "dumps-too-small"
+
+
+def test_a_dump_folder_has_one_server(model: Path, dumps: Path) -> None:
+    """A second one is refused, and takes nothing away from the first."""
+    prepare(f"--model={model}", f"--dumps={dumps}", "--port=31999")
+    unfinished = dumps / ".attempt.unfinished"
+    unfinished.write_bytes(b"rows of the first server")
+    with pytest.raises(MissingError, match="another server") as caught:
+        prepare(f"--model={model}", f"--dumps={dumps}", "--port=31998")
+    assert caught.value.kind == "dumps-in-use"
+    assert unfinished.exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"), [("--port=70000", "70000"), ("--port=0", "port 0"), ("--host=?", "?")]
+)
+def test_impossible_addresses_are_refused(
+    model: Path, dumps: Path, argument: str, reason: str
+) -> None:
+    """With a sentence, not an overflow."""
+    with pytest.raises(UsageError) as caught:
+        prepare(f"--model={model}", f"--dumps={dumps}", argument)
+    assert reason in str(caught.value)
 
 
 def test_a_missing_dump_folder_is_named(model: Path, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Admission: what is refused, answered at once, or passed on."""
 
 import asyncio
+import sys
 from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from statetap_patch.tokenizer_side import TokenizerSide
 SPEC = CaptureSpec("m", "r", (1, 3), "post", 4, "bfloat16")
 IDS = [5, 6, 7]
 KEY = sample_key(SPEC.digest, Prompt(array("i", IDS), ()))
-MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100))
+MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100), rid_to_state={})
 
 
 def request(**changes: Any) -> SimpleNamespace:
@@ -28,12 +29,15 @@ def request(**changes: Any) -> SimpleNamespace:
         "stream": False,
         "session_params": None,
         "input_embeds": None,
+        "lora_path": None,
     }
     fields["sampling_params"] |= changes.pop("params", {})
     return SimpleNamespace(**(fields | changes))
 
 
-def admit(folder: Path, obj: SimpleNamespace) -> tuple[list[Any], list[Any]]:
+def admit(
+    folder: Path, obj: SimpleNamespace, manager: SimpleNamespace = MANAGER
+) -> tuple[list[Any], list[Any]]:
     """The answers, and what SGLang itself was asked."""
     asked: list[Any] = []
 
@@ -43,7 +47,7 @@ def admit(folder: Path, obj: SimpleNamespace) -> tuple[list[Any], list[Any]]:
 
     async def collect() -> list[Any]:
         side = TokenizerSide(PatchSettings(folder, SPEC, (0, 2)))
-        return [answer async for answer in side.around_generate_request(sglang, MANAGER, obj)]
+        return [answer async for answer in side.around_generate_request(sglang, manager, obj)]
 
     return asyncio.run(collect()), asked
 
@@ -75,9 +79,11 @@ def test_ordinary_traffic_passes_untouched(tmp_path: Path) -> None:
         ({"input_ids": [5, True, 7]}, "list of integers"),
         ({"input_ids": [5, 6]}, "2 tokens, the client counted 3"),
         ({"rid": "other"}, "request id 'other'"),
-        ({"stream": True}, "no stream"),
-        ({"params": {"n": 2}}, "no n above 1"),
-        ({"session_params": {"id": "s"}}, "no session"),
+        ({"stream": True}, "a stream cannot"),
+        ({"params": {"n": 2}}, "n above 1 cannot"),
+        ({"session_params": {"id": "s"}}, "a session cannot"),
+        ({"input_embeds": [[0.0]]}, "input_embeds cannot"),
+        ({"lora_path": "other", "stream": True}, "a stream, a LoRA adapter cannot"),
         ({"wanted": 7}, "not an object"),
         ({"wanted": None}, "not an object"),
         ({"wanted": {"key": KEY}}, "no field 'num_tokens'"),
@@ -97,6 +103,25 @@ def test_bad_requests_are_refused_and_reach_nobody(
         obj.sampling_params = changes["sampling_params"]
     with pytest.raises(ValueError, match=reason):
         admit(tmp_path, obj)
+
+
+def test_a_key_that_sglang_still_holds_is_a_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a 400: the retry of a client that vanished must be able to wait and succeed."""
+
+    class HTTPError(Exception):  # fastapi is there only beside SGLang
+        def __init__(self, status_code: int, detail: str) -> None:
+            super().__init__(detail)
+            self.status_code = status_code
+
+    fastapi = ModuleType("fastapi")
+    fastapi.HTTPException = HTTPError  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastapi", fastapi)
+    manager = SimpleNamespace(model_config=MANAGER.model_config, rid_to_state={KEY: object()})
+    with pytest.raises(HTTPError, match="in flight") as caught:
+        admit(tmp_path, request(), manager)
+    assert caught.value.status_code == 409
 
 
 def test_foreign_ids_are_refused_for_everyone(tmp_path: Path) -> None:

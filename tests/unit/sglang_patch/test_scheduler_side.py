@@ -1,0 +1,170 @@
+"""When the answer of a captured request goes out, and with what in it."""
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from statetap_contract import FIELD, CaptureRequest, CaptureSpec
+from statetap_patch.capture import Capture
+from statetap_patch.dump_writer import DumpWriter
+from statetap_patch.scheduler_side import SchedulerSide
+from statetap_patch.settings import PatchSettings
+
+KEY = "0123456789abcdef" * 2
+SPEC = CaptureSpec("m", "r", (1,), "post", 4, "float32")
+IDS = [11, 12, 13]
+
+
+class FinishAbort:
+    """Stands for SGLang's FINISH_ABORT."""
+
+    def __init__(self, message: str, status_code: int, err_type: str) -> None:
+        self.message, self.status_code, self.err_type = message, status_code, err_type
+
+
+class Bench:
+    """A scheduler side with one finished request, and what it sent out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.side = SchedulerSide(PatchSettings(folder, SPEC, (0,)))
+        self.writer = DumpWriter(folder, SPEC, "0.5.23", "0.1.0")
+        self.side._state.writer = self.writer
+        self.capture = Capture(self.writer, CaptureRequest(KEY, 3, SPEC.digest), "a1", IDS)
+        self.sent: list[Any] = []
+        self.req = SimpleNamespace(
+            finished=lambda: True,
+            finished_output=False,
+            finished_reason="length",
+            customized_info=None,
+            _statetap_capture=self.capture,
+        )
+
+    def original(self, _streamer: Any, reqs: list[Any], *_: Any) -> None:
+        self.sent += reqs
+
+    def stream(self, *, skip: bool = False) -> None:
+        skipped = self.req if skip else None
+        self.side.around_stream_output(self.original, None, [self.req], False, skipped)
+
+    def turn(self) -> None:
+        """One turn of the event loop."""
+        self.side.before_process_input()
+
+    def take_all_rows(self) -> None:
+        aux, last = torch.ones(3, 4), torch.full((3, 4), 2.0)
+        self.capture.take_rows(
+            prefix=0, length=3, batch_start=0, input_ids=torch.tensor(IDS), slots=(aux, last)
+        )
+
+    def wait_until_settled(self) -> None:
+        for _ in range(100):
+            if not self.capture.is_open:
+                return
+            self.writer.settled.wait(0.1)
+            self.writer.settled.clear()
+        pytest.fail("the capture never ended")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    module = ModuleType("sglang.srt.managers.schedule_batch")
+    module.FINISH_ABORT = FinishAbort  # type: ignore[attr-defined]
+    for name in ("sglang", "sglang.srt", "sglang.srt.managers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return Bench(tmp_path)
+
+
+def hold(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request finishes while its dump is still being written."""
+    with monkeypatch.context() as patch:
+        patch.setattr(DumpWriter, "enqueue", lambda *_: True)  # taken, never written
+        bench.take_all_rows()
+    bench.stream()
+    assert bench.sent == []
+
+
+def test_an_answer_goes_out_with_its_receipt(bench: Bench) -> None:
+    """Once the dump is there."""
+    bench.take_all_rows()
+    bench.wait_until_settled()
+    bench.stream()
+    assert bench.sent == [bench.req]
+    (receipt,) = bench.req.customized_info[FIELD]
+    assert receipt["key"] == KEY
+    assert receipt["num_tokens"] == 3
+
+
+def test_an_answer_waits_for_its_dump(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn after turn; it is sent once, however often SGLang brings it."""
+    hold(bench, monkeypatch)
+    bench.stream()
+    bench.turn()
+    assert bench.sent == []
+    bench.writer.enqueue(bench.capture, 0, torch.tensor(IDS, dtype=torch.int32), torch.ones(3, 8))
+    bench.wait_until_settled()
+    bench.turn()
+    bench.turn()
+    assert bench.sent == [bench.req]
+
+
+def test_a_dump_that_never_comes_fails_the_request(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a 504 when the time is up, not before."""
+    hold(bench, monkeypatch)
+    deadline_s = bench.side._state.held[id(bench.req)].deadline_s
+    monkeypatch.setattr("statetap_patch.scheduler_side.time.monotonic", lambda: deadline_s)
+    bench.turn()
+    assert bench.sent == []
+    monkeypatch.setattr("statetap_patch.scheduler_side.time.monotonic", lambda: deadline_s + 1)
+    bench.turn()
+    assert bench.sent == [bench.req]
+    assert bench.req.finished_reason.status_code == 504
+
+
+def test_missing_rows_fail_the_request(bench: Bench) -> None:
+    """A finish without all rows is an error with a number, never a short dump."""
+    bench.stream()
+    assert bench.sent == [bench.req]
+    assert "3 of 3 rows were not computed" in bench.req.finished_reason.message
+    assert bench.req.finished_reason.status_code == 500
+
+
+def test_an_aborted_request_keeps_its_own_reason(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it is aborted while it is held."""
+    hold(bench, monkeypatch)
+    reason = FinishAbort("by the client", 499, "")
+    bench.req.finished_reason = reason
+    bench.turn()
+    assert bench.sent == [bench.req]
+    assert bench.req.finished_reason is reason
+    assert "aborted" in str(bench.capture.error)
+
+
+def test_a_dead_writer_fails_the_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, instead of after the time for holding."""
+    hold(bench, monkeypatch)
+    monkeypatch.setattr(DumpWriter, "is_alive", False)
+    bench.turn()
+    assert bench.sent == [bench.req]
+    assert "writer thread is dead" in bench.req.finished_reason.message
+
+
+def test_a_skipped_request_is_passed_on(bench: Bench) -> None:
+    """SGLang names requests that it will not stream this time."""
+    bench.stream(skip=True)
+    assert bench.sent == [bench.req]
+    assert bench.capture.is_open
+
+
+def test_requests_without_a_capture_pass(bench: Bench) -> None:
+    """Ordinary traffic is not looked at."""
+    plain = SimpleNamespace(finished=lambda: True, finished_output=False)
+    bench.side.around_stream_output(bench.original, None, [plain], False)
+    assert bench.sent == [plain]
