@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from statetap_contract.strict_json import FieldReader
+from statetap_contract.strict_json import read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,4 @@ class DeadLetter:
     @classmethod
     def from_json(cls, value: object) -> Self:
         """Reads ``to_json``'s object. Raises ValueError when it is not one."""
-        fields = FieldReader(value, "the dead letter")
-        letter = cls(
-            key=fields.take("key", str),
-            kind=fields.take("kind", str),
-            message=fields.take("message", str),
-            attempts=fields.take("attempts", int),
-            server=fields.take("server", str),
-            time=fields.take("time", str),
-        )
-        fields.finish()
-        return letter
+        return read_record(cls, value, "the dead letter")

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from statetap_contract.spec import DTYPE_BYTES
-from statetap_contract.strict_json import FieldReader
+from statetap_contract.strict_json import read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +45,7 @@ class Receipt:
     @classmethod
     def from_json(cls, value: object) -> Self:
         """Reads ``to_json``'s object. Raises ValueError when it is not one."""
-        fields = FieldReader(value, "the receipt")
-        receipt = cls(
-            key=fields.take("key", str),
-            attempt=fields.take("attempt", str),
-            path=fields.take("path", str),
-            host=fields.take("host", str),
-            spec_digest=fields.take("spec_digest", str),
-            num_tokens=fields.take("num_tokens", int),
-            row_width=fields.take("row_width", int),
-            dtype=fields.take("dtype", str),
-            layers=fields.take_ints("layers"),
-            norm=fields.take("norm", str),
-            token_digest=fields.take("token_digest", str),
-            states_xxh3=fields.take("states_xxh3", str),
-            sglang_version=fields.take("sglang_version", str),
-            patch_version=fields.take("patch_version", str),
-        )
-        fields.finish()
+        receipt = read_record(cls, value, "the receipt")
         if receipt.dtype not in DTYPE_BYTES:
             raise ValueError(f"the receipt has dtype {receipt.dtype!r}, which is unknown")
         return receipt

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from statetap_contract.prompt import KEY_FORM
-from statetap_contract.strict_json import FieldReader
+from statetap_contract.strict_json import read_record
 
 #: Name of the field in ``custom_params``, in ``meta_info`` and in the server's info.
 FIELD: Final = "statetap"
@@ -31,13 +31,7 @@ class CaptureRequest:
     @classmethod
     def from_json(cls, value: object) -> Self:
         """Reads ``to_json``'s object. Raises ValueError when it is not one."""
-        fields = FieldReader(value, "the capture request")
-        request = cls(
-            key=fields.take("key", str),
-            num_tokens=fields.take("num_tokens", int),
-            spec_digest=fields.take("spec_digest", str),
-        )
-        fields.finish()
+        request = read_record(cls, value, "the capture request")
         if not KEY_FORM.fullmatch(request.key):
             raise ValueError(f"sample key {request.key!r} is not 32 lower-case hex digits")
         return request

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from statetap_contract.strict_json import FieldReader
+from statetap_contract.strict_json import read_record
 
 #: Bytes of one element of each dtype that states may have.
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -76,17 +76,7 @@ class CaptureSpec:
     @classmethod
     def from_json(cls, value: object) -> "CaptureSpec":
         """Reads ``to_json``'s object. Raises ValueError when it is not one."""
-        fields = FieldReader(value, "the capture spec")
-        spec = cls(
-            model=fields.take("model", str),
-            revision=fields.take("revision", str),
-            layers=fields.take_ints("layers"),
-            norm=fields.take("norm", str),
-            hidden_size=fields.take("hidden_size", int),
-            dtype=fields.take("dtype", str),
-        )
-        fields.finish()
-        return spec
+        return read_record(cls, value, "the capture spec")
 
     @property
     def digest(self) -> str:

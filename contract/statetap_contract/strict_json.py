@@ -5,9 +5,14 @@ silently ignored or defaulted there is how wrong data gets in.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from dataclasses import fields as fields_of
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+R = TypeVar("R", bound="DataclassInstance")
 
 
 class FieldReader:
@@ -47,3 +52,31 @@ class FieldReader:
         if self._left:
             unknown = ", ".join(sorted(map(str, self._left)))
             raise ValueError(f"{self._what} has unknown fields: {unknown}")
+
+
+def read_record(record: type[R], value: object, what: str) -> R:
+    """Reads a decoded JSON object into a dataclass of strings, numbers, bools and int tuples.
+
+    Args:
+        record: the dataclass; each of its fields must be there, exactly of its type.
+        value: what ``json.loads`` gave.
+        what: names the record in messages.
+
+    Raises:
+        ValueError: as ``FieldReader``, or from the dataclass itself.
+    """
+    reader = FieldReader(value, what)
+    taken = {
+        field.name: reader.take_ints(field.name)
+        if field.type == tuple[int, ...]
+        else reader.take(field.name, _kind(field.type))
+        for field in fields_of(record)
+    }
+    reader.finish()
+    return record(**taken)
+
+
+def _kind(kind: object) -> type[object]:
+    if not isinstance(kind, type):
+        raise TypeError(f"{kind} is no type that JSON has")
+    return kind

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Self
 
 from statetap_contract import CaptureSpec
-from statetap_contract.strict_json import FieldReader
+from statetap_contract.strict_json import FieldReader, read_record
 
 #: Version of ``run.json`` and of the plan beside it. Every other is refused.
 RUN_VERSION: Final = 1
@@ -22,15 +22,7 @@ class LeftOut:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        fields = FieldReader(value, "a reason")
-        left_out = cls(
-            kind=fields.take("kind", str),
-            num_rows=fields.take("num_rows", int),
-            first_line=fields.take("first_line", int),
-            first_message=fields.take("first_message", str),
-        )
-        fields.finish()
-        return left_out
+        return read_record(cls, value, "a reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +43,7 @@ class PlanCounts:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        fields = FieldReader(value, "the run's counts")
-        counts = cls(
-            num_read=fields.take("num_read", int),
-            num_planned=fields.take("num_planned", int),
-            num_duplicates=fields.take("num_duplicates", int),
-            num_tokens=fields.take("num_tokens", int),
-            num_loss_tokens=fields.take("num_loss_tokens", int),
-            min_tokens=fields.take("min_tokens", int),
-            median_tokens=fields.take("median_tokens", int),
-            max_tokens=fields.take("max_tokens", int),
-        )
-        fields.finish()
-        return counts
+        return read_record(cls, value, "the run's counts")
 
 
 @dataclass(frozen=True, slots=True)

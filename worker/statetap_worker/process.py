@@ -1,6 +1,5 @@
 """What one worker process owns: its connection to the server, its shards, its ledgers."""
 
-import socket
 import time
 from typing import Final
 
@@ -104,7 +103,7 @@ class WorkerProcess:
                 provenance=Provenance(
                     run=run,
                     worker=self._slot_name,
-                    host=socket.gethostname(),
+                    host=capture.host,
                     sglang_version=capture.sglang_version,
                     patch_version=capture.patch_version,
                     raw_layer_ids=capture.raw_layer_ids,

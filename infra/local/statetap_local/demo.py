@@ -84,6 +84,7 @@ class _Demo:
         dumps = Path(tempfile.mkdtemp(prefix="statetap-demo-", dir=_SHARED_MEMORY))
         self._stack.callback(shutil.rmtree, dumps, ignore_errors=True)
 
+        num_retries = self._num_retries()
         redis, flower = self._start_queue()
         server = self._start(
             "SGLang server",
@@ -112,9 +113,10 @@ class _Demo:
         self._statetap("status", "--watch", environment=queue)
         num_extracted = self._num_stored_tokens() - num_stored
         extraction_s = time.monotonic() - extraction_begun
+        num_retries = self._num_retries() - num_retries
         self._statetap("verify", self._run)
         self._statetap("crosscheck", self._run, "--model", model, "--samples", "8")
-        self._summary(begun, num_extracted, extraction_s, flower)
+        self._summary(begun, num_extracted, extraction_s, num_retries, flower)
         if self._is_kept:
             self._console.print("Everything keeps running; Ctrl-C stops it.")
             signal.pause()
@@ -173,7 +175,14 @@ class _Demo:
         scanner.refresh()
         return scanner.num_tokens
 
-    def _summary(self, begun: float, num_tokens: int, extraction_s: float, flower: str) -> None:
+    def _num_retries(self) -> int:
+        """Attempts that failed and were made again, a mismatch for instance; told by the log."""
+        log = self._logs / "worker.log"
+        return log.read_text(errors="replace").count(" failed kind=") if log.is_file() else 0
+
+    def _summary(
+        self, begun: float, num_tokens: int, extraction_s: float, num_retries: int, flower: str
+    ) -> None:
         rate = (
             f"{num_tokens:,} tokens in {extraction_s:.0f} s: "
             f"{num_tokens / extraction_s:,.0f} tokens/s"
@@ -184,6 +193,7 @@ class _Demo:
         self._console.print(
             Panel(
                 f"extracted  {rate}\n"
+                f"mismatches and other retries: {num_retries}\n"
                 f"shards     {self._run / 'shards'}\n"
                 f"plan       {self._run / 'plan.parquet'}\n"
                 f"logs       {self._logs}\n"

@@ -1,5 +1,7 @@
 """The two models that need no model hub: SmolLM2-135M out of a PyPI package, and a tiny Llama."""
 
+import contextlib
+import io
 import shutil
 import subprocess
 import sys
@@ -107,9 +109,10 @@ def _convert_smollm2(folder: Path) -> None:
             "pretrained_model_name_or_path": str(gguf.parent),
             "gguf_file": gguf.name,
         }
-        model = AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-        )
+        with contextlib.redirect_stderr(io.StringIO()):  # a bar that no setting turns off
+            model = AutoModelForCausalLM.from_pretrained(
+                **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+            )
         model.to(torch.bfloat16).save_pretrained(folder)
         AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 
