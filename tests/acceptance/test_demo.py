@@ -147,5 +147,7 @@ def test_a_second_demo_finds_everything_stored_and_ctrl_c_stops_it(
     assert len(started) > 4
     os.kill(service.pid, signal.SIGINT)
     assert service.wait(60) == 130
-    assert not [process for process in started if process.is_running()]
+    # One that has ended may wait for an init process to take note of it.
+    alive = [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not alive
     assert not list(Path("/dev/shm").glob("statetap-demo-*"))
