@@ -182,6 +182,24 @@ def prove(
         raise typer.Exit(1)
 
 
+@app.command("seal")
+def seal_shards(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of runs.")
+    ],
+) -> None:
+    """Give finished shards their exact size; no sample can be added after."""
+    from rich.filesize import decimal
+    from statetap_store import seal
+
+    from statetap_producer.run_folder import shards_at
+
+    console = Console()
+    for shard in [shard for path in paths for shard in shards_at(path)]:
+        seal(shard)
+        console.print(f"{shard.name} is sealed, {decimal(shard.stat().st_size)}", highlight=False)
+
+
 @app.command("crosscheck")
 def compare(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A shard, or the folder of a run.")],

@@ -14,7 +14,7 @@ from statetap_store import Sample, SampleEntry, ShardReader
 from statetap_store.torch_view import to_torch
 
 from statetap_producer.reference_model import ReferenceModel
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.run_folder import shards_at
 
 #: Names of the two measures a bound is set on.
 ABSOLUTE: Final = "absolute difference"
@@ -105,7 +105,7 @@ def crosscheck(request: CrosscheckRequest, on_progress: Callable[[int], None]) -
         StatetapError: what ``ReferenceModel`` raises.
     """
     path = request.path
-    shards = _shards_at(path)
+    shards = shards_at(path)
     with ExitStack() as stack:
         readers = {shard: stack.enter_context(ShardReader(shard)) for shard in shards}
         entries = _choose(list(readers.values()), request)
@@ -130,14 +130,6 @@ def crosscheck(request: CrosscheckRequest, on_progress: Callable[[int], None]) -
         slots=worst.slots(),
         next_token_agreement=worst.num_agreeing / worst.num_rows,
     )
-
-
-def _shards_at(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    run = RunFolder(path)
-    run.read_record()
-    return run.shard_files()
 
 
 def _choose(readers: Sequence[ShardReader], request: CrosscheckRequest) -> list[SampleEntry]:

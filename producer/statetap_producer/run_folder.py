@@ -88,3 +88,16 @@ class RunFolder:
     def write_record(self, record: RunRecord) -> None:
         with durable_file(self.record_file) as temporary:
             temporary.write_text(json.dumps(record.to_json(), indent=2) + "\n")
+
+
+def shards_at(path: Path) -> list[Path]:
+    """The shards that a person means by a path: the shard itself, or all of a run's.
+
+    Raises:
+        MissingError, UsageError: the path is a folder and no run's.
+    """
+    if not path.is_dir():
+        return [path]
+    run = RunFolder(path)
+    run.read_record()
+    return run.shard_files()

@@ -73,7 +73,9 @@ def prepare(
     _check_port(arguments.host, arguments.port)
     if importlib.util.find_spec("sglang") is None:
         raise MissingError(
-            "sglang-missing", "sglang is not installed in this environment; see the README"
+            "sglang-missing",
+            f"sglang is not installed beside {sys.executable}; use the statetap-server of the "
+            "environment that has it, .venv-server after make install",
         )
     _claim(dumps)
     settings = PatchSettings(dumps, spec, raw_layer_ids(spec.layers))

@@ -10,10 +10,11 @@ from statetap_contract import queue_name
 from statetap_local.services import LocalRedis
 from statetap_producer import cli
 from statetap_producer.run_folder import RunFolder
+from statetap_store import ShardWriter
 
 from .conftest import Invoke, ModelMaker, give_up, prompts_of, store
 
-COMMANDS = ("plan", "enqueue", "status", "verify", "crosscheck")
+COMMANDS = ("plan", "enqueue", "status", "verify", "seal", "crosscheck")
 
 
 def test_help_lists_every_command(statetap: Invoke) -> None:
@@ -261,6 +262,32 @@ def test_watch_tells_a_stalled_run(
         "statetap: 2 prompts are neither stored nor queued; run: statetap enqueue "
         f"--run {run.path}\n"
     )
+
+
+def test_sealing_gives_shards_their_exact_size(statetap: Invoke, run: RunFolder) -> None:
+    """A sparse file of a shard's capacity becomes one of its content, and stays intact."""
+    store(run, *prompts_of(run))
+    (shard,) = run.shard_files()
+    before = shard.stat().st_size
+    result = statetap("seal", run.path)
+    assert result.exit_code == 0
+    assert f"{shard.name} is sealed" in result.stdout
+    assert shard.stat().st_size < before
+    assert statetap("verify", run.path).exit_code == 0
+    assert statetap("seal", shard).exit_code == 0
+
+
+def test_a_shard_in_use_is_not_sealed(statetap: Invoke, run: RunFolder) -> None:
+    """Its worker would lose it; the sentence names it."""
+    first, second = prompts_of(run)
+    store(run, first)
+    (shard,) = run.shard_files()
+    with ShardWriter.open(shard):
+        result = statetap("seal", run.path)
+    assert result.exit_code == 3
+    assert str(shard) in result.stderr
+    store(run, second)
+    assert len(run.shard_files()) == 1
 
 
 def test_verify_tells_intact_from_faulty(statetap: Invoke, run: RunFolder) -> None:
