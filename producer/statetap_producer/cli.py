@@ -188,7 +188,7 @@ def seal_shards(
         list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of runs.")
     ],
 ) -> None:
-    """Give finished shards their exact size; no sample can be added after."""
+    """Cut finished shards to their content; no sample can be added after."""
     from rich.filesize import decimal
     from statetap_store import seal
 

@@ -264,7 +264,7 @@ def test_watch_tells_a_stalled_run(
     )
 
 
-def test_sealing_gives_shards_their_exact_size(statetap: Invoke, run: RunFolder) -> None:
+def test_sealing_cuts_shards_to_their_content(statetap: Invoke, run: RunFolder) -> None:
     """A sparse file of a shard's capacity becomes one of its content, and stays intact."""
     store(run, *prompts_of(run))
     (shard,) = run.shard_files()
