@@ -1,6 +1,7 @@
 """Every row belongs to its prompt: the patched server against HF transformers."""
 
 import random
+import time
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -156,7 +157,7 @@ def test_clients_that_vanish_do_no_harm(
         for ids in prompts_of([2000, 1500, 1800], 10)
     ]
     for job in gone:
-        with pytest.raises(httpx.ReadTimeout):
+        with pytest.raises(httpx.TimeoutException):
             httpx.post(f"{server.url}/generate", json=request_body(job), timeout=0.02)
     assert_right(dumps, reference, capture(prompts_of([100, 400], 11)))
     # A retry of a vanished client's prompt succeeds, now or once the first try has ended.
@@ -241,10 +242,12 @@ def generate(server: LocalServer, ids: list[int], max_new_tokens: int) -> dict[s
 
 
 def retry_while_in_flight(client: Server, job: Job) -> Receipt:
-    for _ in range(200):
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
         try:
             return client.capture(job)
         except TransientError as error:
             if error.kind != "key-in-flight":
                 raise
+            time.sleep(0.05)  # between two looks
     pytest.fail("the key stayed in flight")
