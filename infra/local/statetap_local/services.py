@@ -19,10 +19,6 @@ _REDIS_CONF: Final = _REPOSITORY / "infra" / "redis.conf"
 #: Environment of the SGLang server, see requirements/server.in.
 SERVER_ENVIRONMENT: Final = _REPOSITORY / ".venv-server"
 
-#: Tokens that the server's key-value pool holds. SGLang would take half of the memory, and its
-#: allocator copies the list of all free slots for each request that ends.
-_POOL_TOKENS: Final = 32_768
-
 _START_S: Final = {"redis": 15.0, "server": 180.0, "flower": 30.0}
 
 
@@ -103,7 +99,6 @@ class LocalServer(Service):
                 "server-environment-missing", f"{program} is missing; run make install"
             )
         command = [str(program), "--cpu", f"--model={model}", f"--dumps={dumps}"]
-        command.append(f"--max-total-tokens={_POOL_TOKENS}")
         environment = {"OMP_NUM_THREADS": str(num_threads), "HF_HUB_OFFLINE": "1"}
         super().__init__(
             "the SGLang server", [*command, f"--port={self.port}", *arguments], log, environment

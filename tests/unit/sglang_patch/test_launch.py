@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from statetap_contract import MissingError, UsageError
+from statetap_local.service import free_port
 from statetap_patch import launch
 from statetap_patch.settings import PatchSettings
 
@@ -43,13 +44,15 @@ def sglang_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepare(*arguments: str) -> tuple[list[str], dict[str, str]]:
-    return launch.prepare(*launch._parser().parse_known_args(arguments))
+    # A later --port wins.
+    with_port = (f"--port={free_port()}", *arguments)
+    return launch.prepare(*launch._parser().parse_known_args(with_port))
 
 
 def test_boundary_indices_become_sglangs_layer_ids(model: Path, dumps: Path) -> None:
     """Boundary k is the output of decoder layer k - 1, which the flag counts from 0."""
     command, environment = prepare(
-        f"--model={model}", f"--dumps={dumps}", "--layers", "6", "2", "4", "--port=31999"
+        f"--model={model}", f"--dumps={dumps}", "--layers", "6", "2", "4"
     )
     flag = command.index("--return-aux-hidden-state-layer-ids")
     assert command[flag + 1 : flag + 4] == ["1", "3", "5"]
@@ -64,6 +67,18 @@ def test_other_arguments_go_to_sglang(model: Path, dumps: Path) -> None:
     """The launcher is no wall in front of SGLang's own options."""
     command, _ = prepare(f"--model={model}", f"--dumps={dumps}", "--max-total-tokens", "999")
     assert command[-2:] == ["--max-total-tokens", "999"]
+
+
+def test_a_cpu_server_gets_what_it_needs(model: Path, dumps: Path) -> None:
+    """Its platform, torch's attention, and a pool that SGLang's own option can still change."""
+    arguments = (f"--model={model}", f"--dumps={dumps}", "--cpu", "--max-total-tokens=99")
+    command, environment = prepare(*arguments)
+    assert environment["SGLANG_PLATFORM"] == "statetap_cpu"
+    assert "--attention-backend=torch_native" in command
+    assert [part for part in command if "total-tokens" in part] == [
+        "--max-total-tokens=32768",
+        "--max-total-tokens=99",
+    ]
 
 
 def test_what_the_launcher_sets_cannot_be_set_again(model: Path, dumps: Path) -> None:
@@ -108,11 +123,11 @@ def test_shared_memory_too_small_for_one_prompt_is_refused(
 
 def test_a_dump_folder_has_one_server(model: Path, dumps: Path) -> None:
     """A second one is refused, and takes nothing away from the first."""
-    prepare(f"--model={model}", f"--dumps={dumps}", "--port=31999")
+    prepare(f"--model={model}", f"--dumps={dumps}")
     unfinished = dumps / ".attempt.unfinished"
     unfinished.write_bytes(b"rows of the first server")
     with pytest.raises(MissingError, match="another server") as caught:
-        prepare(f"--model={model}", f"--dumps={dumps}", "--port=31998")
+        prepare(f"--model={model}", f"--dumps={dumps}")
     assert caught.value.kind == "dumps-in-use"
     assert unfinished.exists()
 
