@@ -102,9 +102,7 @@ def read_receipt(folder: Path, key: str) -> Receipt | None:
     try:
         with (folder / dump_name(key)).open("rb") as stream:
             return decode_header(stream.read(HEADER_BYTES))
-    except FileNotFoundError:
-        return None
-    except ValueError:
+    except (FileNotFoundError, ValueError):
         return None
 
 

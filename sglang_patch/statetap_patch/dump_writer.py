@@ -45,6 +45,7 @@ class DumpWriter:
         self.settled = threading.Event()
         self._room = threading.Condition()
         self._num_queued_bytes = 0
+        #: Whether the last rows found no room in time.
         self._is_stuck = False
         self._queue: queue.SimpleQueue[tuple[Capture, "Rows | None"]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="statetap-writer", daemon=True)
@@ -80,14 +81,18 @@ class DumpWriter:
         """Hands rows to the thread; waits while its queue is full. False: it did not take them."""
         num_bytes = states.nbytes
         with self._room:
-            has_room = self._room.wait_for(
-                # Rows larger than the whole queue go alone.
+            # A disk that hangs is waited for once, not once a capture.
+            wait_s = 0.0 if self._is_stuck else _ROOM_WAIT_S
+            # Rows larger than the whole queue go alone.
+            self._is_stuck = not self._room.wait_for(
                 lambda: (
-                    not self._num_queued_bytes or self._num_queued_bytes + num_bytes <= QUEUE_BYTES
+                    not self.is_alive
+                    or not self._num_queued_bytes
+                    or self._num_queued_bytes + num_bytes <= QUEUE_BYTES
                 ),
-                _ROOM_WAIT_S,
+                wait_s,
             )
-            if not has_room or not self.is_alive:
+            if self._is_stuck or not self.is_alive:
                 return False
             self._num_queued_bytes += num_bytes
         self._queue.put((capture, (first_row, fed_ids, states)))

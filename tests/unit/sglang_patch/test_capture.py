@@ -2,8 +2,9 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from statetap_contract import CaptureRequest, CaptureSpec, dump_name
 from statetap_patch.capture import Capture
 from statetap_patch.dump_file import read_receipt, sweep
 from statetap_patch.dump_writer import DumpWriter
+from statetap_patch.settings import QUEUE_BYTES
 
 KEY = "0123456789abcdef" * 2
 SPEC = CaptureSpec("m", "r", (1, 3), "post", 4, "bfloat16")
@@ -218,6 +220,34 @@ def test_a_file_that_cannot_be_removed_spares_the_thread(
     feed(third, 0, 7, slots)
     wait(third, writer)
     assert third.receipt is not None
+
+
+def test_a_disk_that_hangs_is_waited_for_once(
+    writer: DumpWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler waits for room once, not once a capture, and takes rows again afterwards."""
+    waits: list[float] = []
+    wait_for = threading.Condition.wait_for
+
+    def counted(condition: threading.Condition, has_room: Any, wait_s: float) -> bool:
+        waits.append(wait_s)
+        return wait_for(condition, has_room, 0)
+
+    slots = aux_and_last(7)
+    writer._num_queued_bytes = QUEUE_BYTES  # as if the thread hung on rows that fill the queue
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Condition, "wait_for", counted)
+        stuck = [begin(writer, f"s{number}") for number in range(3)]
+        for capture in stuck:
+            feed(capture, 0, 7, slots)
+    assert [capture.error_status for capture in stuck] == [503, 503, 503]
+    assert waits[0] > 0
+    assert waits[1:] == [0, 0]
+    writer._num_queued_bytes = 0
+    capture = begin(writer, "after")
+    feed(capture, 0, 7, slots)
+    wait(capture, writer)
+    assert capture.receipt is not None
 
 
 def test_sweep_removes_only_what_was_left_unfinished(tmp_path: Path, writer: DumpWriter) -> None:
