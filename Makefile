@@ -43,6 +43,7 @@ check: install ## formatting, lint, types, import rules, duplicate names
 
 bench: install ## the measurements behind the README's figures
 	$(VENV)/bin/python benchmarks/capture_overhead.py
+	$(VENV)/bin/python benchmarks/rounding.py
 
 lock: ## resolve requirements/*.in anew into requirements/*.lock
 	infra/lock.sh $(PYTHON)

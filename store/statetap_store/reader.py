@@ -65,7 +65,7 @@ class ShardReader:
 
         Args:
             entry: one of this shard's.
-            check: whether to compute the checksums, at some 20 GB/s.
+            check: whether to compute the checksums.
 
         Raises:
             CheckError: kind ``payload-corrupt``: a checksum is wrong, or bytes are missing or

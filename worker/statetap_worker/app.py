@@ -142,7 +142,11 @@ class WorkerShell:
                 self._stop_and_put_back(error)
 
     def _bury_lost(self, exception: object = None, args: tuple[Any, ...] = (), **_: Any) -> None:
-        """In the parent: a prompt that killed every child it was given to."""
+        """In the parent: a prompt that killed every child it was given to.
+
+        Celery acknowledges the message whatever happens here; a letter that cannot be written
+        leaves the sample pending, and the next ``enqueue`` queues it again.
+        """
         if not isinstance(exception, WorkerLostError) or not args:
             return
         run, key = _names_in(args[0])
