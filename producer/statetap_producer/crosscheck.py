@@ -28,8 +28,8 @@ RELATIVE: Final = "relative row error"
 #: bfloat16 and float16: an absolute bound means nothing, since some models have single elements
 #: in the thousands. ||ours - reference|| / ||reference|| of a row does not depend on scale, and
 #: grows with the unit roundoff u: 2^-8 and 2^-11. The bound is 50 u. Of all 51,542 rows of the
-#: example dataset in SmolLM2-135M, the worst is off by 48 u in bfloat16; with rows of a neighbouring
-#: layer or token the middle row alone is off by 230 u (benchmarks/rounding.py, decision note 6).
+#: example dataset in SmolLM2-135M the worst is off by 48 u in bfloat16. With rows of a neighbouring
+#: layer or token, the middle row alone is off by 230 u (benchmarks/rounding.py, decision note 6).
 BOUNDS: Final = {
     "float32": (ABSOLUTE, 1e-4),
     "bfloat16": (RELATIVE, 50 * 2.0**-8),

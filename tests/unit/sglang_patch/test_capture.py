@@ -231,7 +231,7 @@ def test_a_disk_that_hangs_is_waited_for_once(
 
     def counted(condition: threading.Condition, has_room: Any, wait_s: float) -> bool:
         waits.append(wait_s)
-        return wait_for(condition, has_room, 0)
+        return bool(wait_for(condition, has_room, 0))
 
     slots = aux_and_last(7)
     writer._num_queued_bytes = QUEUE_BYTES  # as if the thread hung on rows that fill the queue
