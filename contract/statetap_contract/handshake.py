@@ -88,7 +88,7 @@ def agreed_capture(server_info: object, url: str) -> ServerCapture:
     if not captures:
         raise MissingError(
             "server-unpatched",
-            f"the server at {url} captures nothing; start it with statetap-server",
+            f"the server at {url} captures nothing; start it with statetap-sglang",
         )
     if any(capture.spec != captures[0].spec for capture in captures):
         raise MissingError(

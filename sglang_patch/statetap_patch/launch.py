@@ -1,4 +1,4 @@
-"""``statetap-server``: checks what can be checked, then becomes a patched SGLang server."""
+"""``statetap-sglang``: checks what can be checked, then becomes a patched SGLang server."""
 
 import argparse
 import fcntl
@@ -50,7 +50,7 @@ def main() -> None:
     try:
         command, environment = prepare(arguments, sglang_arguments)
     except StatetapError as error:
-        print(f"statetap-server: {error}", file=sys.stderr)  # noqa: T201  the command's output
+        print(f"statetap-sglang: {error}", file=sys.stderr)  # noqa: T201  the command's output
         sys.exit(error.exit_code)
     os.execve(sys.executable, command, environment)  # noqa: S606  the pid stays, signals reach SGLang
 
@@ -69,7 +69,7 @@ def prepare(
         # SGLang takes abbreviations.
         if name.startswith("--") and any(owned.startswith(name) for owned in _OWNED):
             raise UsageError(
-                "argument-owned", f"{argument} is set by statetap-server; leave it out"
+                "argument-owned", f"{argument} is set by statetap-sglang; leave it out"
             )
     model = ModelFolder.read(arguments.model)
     layers = tuple(arguments.layers) if arguments.layers else None
@@ -79,7 +79,7 @@ def prepare(
     if importlib.util.find_spec("sglang") is None:
         raise MissingError(
             "sglang-missing",
-            f"sglang is not installed beside {sys.executable}; use the statetap-server of the "
+            f"sglang is not installed beside {sys.executable}; use the statetap-sglang of the "
             "environment that has it, .venv-server after make install",
         )
     _claim(dumps)
@@ -171,12 +171,12 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, in the project's form."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"statetap-server: {message}; see statetap-server --help\n")
+        self.exit(2, f"statetap-sglang: {message}; see statetap-sglang --help\n")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="statetap-server",
+        prog="statetap-sglang",
         description="Serve a model with SGLang and dump the hidden states of the prompts that "
         "ask for it. Arguments not listed here are passed on to SGLang.",
         allow_abbrev=False,

@@ -12,7 +12,7 @@ SUPPORTED_SGLANG: Final = ("0.5.23",)
 
 
 def register() -> None:
-    """Registers the hooks; does nothing in a server that ``statetap-server`` did not start.
+    """Registers the hooks; does nothing in a server that ``statetap-sglang`` did not start.
 
     Raises:
         SystemExit: the only exception of a plugin that stops SGLang from starting.
@@ -20,7 +20,7 @@ def register() -> None:
     try:
         settings = PatchSettings.from_environment()
     except ValueError as error:
-        raise SystemExit(f"statetap: {error}; start the server with statetap-server.") from error
+        raise SystemExit(f"statetap: {error}; start the server with statetap-sglang.") from error
     if settings is None:
         return
     # There is no SGLang where the plugin's own tests run.

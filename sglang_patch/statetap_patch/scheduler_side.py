@@ -81,7 +81,7 @@ class SchedulerSide:
         if served.revision != settings.spec.revision:
             raise SystemExit(
                 f"statetap: SGLang loaded {served.path}, which is not the model of the capture "
-                "spec; start the server with statetap-server alone."
+                "spec; start the server with statetap-sglang alone."
             )
         parallel = get_parallel()
         if parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0:

@@ -1,6 +1,6 @@
 """The main module of every process of the server.
 
-``statetap-server`` replaces itself with ``python -m statetap_patch.serve``. SGLang spawns its
+``statetap-sglang`` replaces itself with ``python -m statetap_patch.serve``. SGLang spawns its
 scheduler from there, and a spawned process imports its parent's main module before anything else:
 the one place where import hooks can be set in all of them.
 """

@@ -41,7 +41,7 @@ class PatchSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """The settings, or None in a server that ``statetap-server`` did not start.
+        """The settings, or None in a server that ``statetap-sglang`` did not start.
 
         Raises:
             ValueError: the variable is there and unreadable.

@@ -2,7 +2,6 @@
 
 import random
 import time
-from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,15 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from safetensors.torch import load_file
-from statetap_contract import FIELD, CaptureRequest, Job, Prompt, Receipt, TransientError, dump_name
+from statetap_contract import FIELD, Job, Receipt, TransientError
 from statetap_local.services import LocalServer
 from statetap_worker.server import Server
 
+from .capturing import assert_right, capture_all, generate, job_of, prompts_of, request_body
 from .reference import Reference
-
-#: Largest difference of a float32 state; chunked and mixed batches sum in another order.
-BOUND = 1e-4
 
 Capture = Callable[[list[list[int]]], list[tuple[Job, Receipt]]]
 
@@ -31,32 +27,7 @@ def reference(tiny_model: Path) -> Reference:
 @pytest.fixture
 def capture(server: LocalServer, dumps: Path) -> Capture:
     """Captures prompts, all in flight at once."""
-
-    def capture_all(prompts: list[list[int]]) -> list[tuple[Job, Receipt]]:
-        with Server(server.url) as client, ThreadPoolExecutor(len(prompts)) as threads:
-            spec = client.handshake().spec
-            jobs = [Job.of("r", spec.digest, Prompt(array("i", ids), ())) for ids in prompts]
-            for job in jobs:  # a key that was captured before would only be replayed
-                (dumps / dump_name(job.key)).unlink(missing_ok=True)
-            return list(zip(jobs, threads.map(client.capture, jobs), strict=True))
-
-    return capture_all
-
-
-def prompts_of(lengths: list[int], seed: int) -> list[list[int]]:
-    generator = random.Random(seed)
-    return [[generator.randrange(2, 512) for _ in range(length)] for length in lengths]
-
-
-def assert_right(dumps: Path, reference: Reference, captured: list[tuple[Job, Receipt]]) -> None:
-    for job, receipt in captured:
-        ids = job.prompt.token_ids.tolist()
-        tensors = load_file(dumps / dump_name(job.key))
-        assert tensors["token_ids"].tolist() == ids
-        expected = reference.states(ids, receipt.layers)
-        assert tensors["states"].shape == expected.shape
-        difference = (tensors["states"] - expected).abs().max().item()
-        assert difference <= BOUND, f"{len(ids)} tokens, off by {difference}"
+    return lambda prompts: capture_all(server.url, dumps, prompts)
 
 
 def test_one_prompt(dumps: Path, reference: Reference, capture: Capture) -> None:
@@ -131,7 +102,7 @@ def test_a_key_in_flight_is_refused(server: LocalServer) -> None:
     (ids,) = prompts_of([3500], 9)
     with Server(server.url) as client:
         spec = client.handshake().spec
-    job = Job.of("r", spec.digest, Prompt(array("i", ids), ()))
+    job = job_of(spec.digest, ids)
     body = request_body(job)
     with ThreadPoolExecutor(6) as threads:
         answers = list(
@@ -152,10 +123,7 @@ def test_clients_that_vanish_do_no_harm(
     """Their dump is finished for the retry or dropped; either way the next ones are right."""
     with Server(server.url) as client:
         spec = client.handshake().spec
-    gone = [
-        Job.of("r", spec.digest, Prompt(array("i", ids), ()))
-        for ids in prompts_of([2000, 1500, 1800], 10)
-    ]
+    gone = [job_of(spec.digest, ids) for ids in prompts_of([2000, 1500, 1800], 10)]
     for job in gone:
         with pytest.raises(httpx.TimeoutException):
             httpx.post(f"{server.url}/generate", json=request_body(job), timeout=0.02)
@@ -188,7 +156,7 @@ def test_hostile_requests_harm_nobody(
     before = set(dumps.iterdir())
     with Server(server.url) as client:
         spec = client.handshake().spec
-    job = Job.of("r", spec.digest, Prompt(array("i", [5, 6]), ()))
+    job = job_of(spec.digest, [5, 6])
     body = request_body(job)
     parameters = body["sampling_params"] | change.get("sampling_params", {})
     body |= change | {"sampling_params": parameters}
@@ -211,34 +179,10 @@ def test_a_prompt_beyond_the_context_is_refused(server: LocalServer, capture: Ca
     with Server(server.url) as client:
         spec = client.handshake().spec
     (ids,) = prompts_of([5000], 13)
-    job = Job.of("r", spec.digest, Prompt(array("i", ids), ()))
+    job = job_of(spec.digest, ids)
     answer = httpx.post(f"{server.url}/generate", json=request_body(job), timeout=30)
     assert answer.status_code == 400
     assert len(capture(prompts_of([3], 14))) == 1
-
-
-def request_body(job: Job) -> dict[str, Any]:
-    request = CaptureRequest(job.key, job.prompt.num_tokens, job.spec_digest)
-    return {
-        "rid": job.key,
-        "input_ids": job.prompt.token_ids.tolist(),
-        "sampling_params": {"max_new_tokens": 0, "custom_params": {FIELD: request.to_json()}},
-    }
-
-
-def generate(server: LocalServer, ids: list[int], max_new_tokens: int) -> dict[str, dict[str, int]]:
-    body = {
-        "input_ids": ids,
-        "sampling_params": {
-            "max_new_tokens": max_new_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-        },
-    }
-    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
-    answer.raise_for_status()
-    result: dict[str, dict[str, int]] = answer.json()
-    return result
 
 
 def retry_while_in_flight(client: Server, job: Job) -> Receipt:

@@ -33,7 +33,7 @@ def statetap(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def statetap_server(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return run(SERVER_ENVIRONMENT / "bin" / "statetap-server", "--cpu", *arguments)
+    return run(SERVER_ENVIRONMENT / "bin" / "statetap-sglang", "--cpu", *arguments)
 
 
 def assert_sentence(ended: subprocess.CompletedProcess[str], code: int, part: str) -> None:

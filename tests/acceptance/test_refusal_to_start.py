@@ -55,7 +55,7 @@ def start(tiny_model: Path, tmp_path: Path) -> Start:
         dumps = tmp_path / "dumps"
         dumps.mkdir()
         command = [
-            str(SERVER_ENVIRONMENT / "bin" / "statetap-server"),
+            str(SERVER_ENVIRONMENT / "bin" / "statetap-sglang"),
             "--cpu",
             f"--model={tiny_model}",
             f"--dumps={dumps}",

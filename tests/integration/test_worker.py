@@ -296,5 +296,5 @@ def test_an_unpatched_server_is_refused(tmp_path: Path, local_redis: LocalRedis)
     assert ended.returncode == 3
     assert ended.stderr == (
         f"statetap-worker: the server at {server.url} captures nothing; start it with "
-        "statetap-server\n"
+        "statetap-sglang\n"
     )

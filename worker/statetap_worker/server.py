@@ -84,7 +84,7 @@ class Server:
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise MissingError(
                 "server-unreachable",
-                f"no SGLang server at {self.url} ({error}); start statetap-server or mend the URL",
+                f"no SGLang server at {self.url} ({error}); start statetap-sglang or mend the URL",
             ) from error
         except ValueError as error:
             raise MissingError(
@@ -175,7 +175,7 @@ def _receipt(answer: httpx.Response) -> Receipt:
         if receipts is None:
             raise StopError(
                 "server-unpatched",
-                f"{answer.url} served a prompt without capturing it; start it with statetap-server",
+                f"{answer.url} served a prompt without capturing it; start it with statetap-sglang",
             )
         return Receipt.from_json(receipts[0])
     except (ValueError, LookupError, TypeError, AttributeError) as error:

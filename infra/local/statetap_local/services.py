@@ -93,7 +93,7 @@ class LocalServer(Service):
         """
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        program = SERVER_ENVIRONMENT / "bin" / "statetap-server"
+        program = SERVER_ENVIRONMENT / "bin" / "statetap-sglang"
         if not program.is_file():
             raise MissingError(
                 "server-environment-missing", f"{program} is missing; run make install"

@@ -92,7 +92,7 @@ def test_what_the_launcher_sets_cannot_be_set_again(model: Path, dumps: Path) ->
         "--quantization",
         "--load-format=dummy",
     ):
-        with pytest.raises(UsageError, match="set by statetap-server"):
+        with pytest.raises(UsageError, match="set by statetap-sglang"):
             prepare(f"--model={model}", f"--dumps={dumps}", argument)
 
 
@@ -167,6 +167,6 @@ def test_the_command_ends_with_one_sentence(arguments: list[str], code: int, rea
         check=False,
     )
     assert ended.returncode == code
-    assert ended.stderr.startswith("statetap-server: ")
+    assert ended.stderr.startswith("statetap-sglang: ")
     assert ended.stderr.count("\n") == 1
     assert reason in ended.stderr
