@@ -15,6 +15,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much of a stress test to run, and which one."""
+    group = parser.getgroup("statetap")
+    group.addoption("--stress-requests", type=int, default=500, help="captured requests")
+    group.addoption("--stress-seed", type=int, default=1, help="the same seed, the same requests")
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return REPOSITORY

@@ -30,6 +30,8 @@ class ServerCapture:
     #: Dumps published and captures failed since the server started.
     num_published: int
     num_failed: int
+    #: Exceptions of the patch's own code since the server started; each is in the server's log.
+    num_hook_errors: int
 
     def to_json(self) -> dict[str, object]:
         """A JSON object; ``from_json`` reads it back."""
@@ -54,6 +56,7 @@ class ServerCapture:
             is_writer_alive=fields.take("is_writer_alive", bool),
             num_published=fields.take("num_published", int),
             num_failed=fields.take("num_failed", int),
+            num_hook_errors=fields.take("num_hook_errors", int),
         )
         fields.finish()
         return info

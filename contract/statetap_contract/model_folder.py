@@ -23,6 +23,8 @@ class ModelFolder:
     path: Path
     name: str
     revision: str
+    #: Class name in transformers and in SGLang. It decides how SGLang counts layers.
+    architecture: str
     num_layers: int
     hidden_size: int
     vocab_size: int
@@ -60,6 +62,7 @@ class ModelFolder:
                 path=path,
                 name=path.name,
                 revision=_fingerprint(raw, weights),
+                architecture=_architecture(config),
                 num_layers=_positive(text, "num_hidden_layers"),
                 hidden_size=_positive(text, "hidden_size"),
                 vocab_size=_positive(text, "vocab_size"),
@@ -85,12 +88,18 @@ class ModelFolder:
         """
         return (2, self.num_layers // 2, self.num_layers - 3)
 
-    def spec(self, layers: tuple[int, ...] | None = None, dtype: str | None = None) -> CaptureSpec:
+    def spec(
+        self,
+        layers: tuple[int, ...] | None = None,
+        dtype: str | None = None,
+        norm: str = "post",
+    ) -> CaptureSpec:
         """The capture spec of this model.
 
         Args:
             layers: boundary indices, in any order; None for EAGLE-3's own.
             dtype: the dtype the server computes in; None for the checkpoint's.
+            norm: ``post`` or ``pre``: whether the last hidden state has had the final norm.
 
         Raises:
             UsageError: kind ``layers-impossible`` or ``dtype-unknown``.
@@ -114,7 +123,7 @@ class ModelFolder:
             model=self.name,
             revision=self.revision,
             layers=chosen,
-            norm="post",
+            norm=norm,
             hidden_size=self.hidden_size,
             dtype=dtype,
         )
@@ -138,6 +147,17 @@ def _safetensors_header(file: Path) -> bytes:
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         return stream.read(min(size, 64 << 20))
+
+
+def _architecture(config: Mapping[str, object]) -> str:
+    """The first of the list, as SGLang takes it; transformers never writes a second."""
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise ValueError(f"'architectures' is {architectures!r}")
+    first = architectures[0]
+    if not isinstance(first, str) or not first:
+        raise ValueError(f"'architectures' is {architectures!r}")
+    return first
 
 
 def _positive(config: Mapping[str, object], name: str) -> int:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from statetap_patch.dump_writer import DumpWriter
+    from statetap_patch.transfer import StagedRows
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 class Capture:
     """One attempt at one prompt. Ends exactly once: with a receipt or with an error.
 
-    The scheduler thread calls ``take_rows`` and ``fail``; the writer thread calls ``write``.
+    The scheduler thread calls ``take_rows`` and ``fail``; one writer thread calls ``write``.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class Capture:
         self.num_rows = request.num_tokens
         self._next_row = 0  # scheduler thread: first row not handed over yet
         self._file: DumpFile | None = None  # writer thread
+        #: The writer thread that all rows of this capture go through, in order.
+        self.lane = writer.next_lane()
         self._lock = threading.Lock()
         self.receipt: Receipt | None = None
         self.error: str | None = None
@@ -82,9 +85,6 @@ class Capture:
             input_ids: [rows of the batch], what the model was fed.
             slots: aux states [rows, K*H] and last hidden state [rows, H].
         """
-        # Imported here: a server whose plugin is installed but idle must not need it this early.
-        import torch  # noqa: PLC0415
-
         try:
             placement = place(
                 prefix=prefix,
@@ -98,35 +98,33 @@ class Capture:
             return
         if not placement.num_rows:
             return
-        rows = slice(placement.batch_row, placement.batch_row + placement.num_rows)
-        # torch.cat makes the copy that SGLang's shared buffers require, and already in the
-        # layout of the shard. On a GPU the transfer is synchronous: right, though not yet fast.
-        states = torch.cat([slot[rows] for slot in slots], dim=1).cpu()
-        fed_ids = input_ids[rows].to(torch.int32, copy=True).cpu()
-        self._next_row += placement.num_rows
-        if not self._writer.enqueue(self, placement.first_row, fed_ids, states):
-            self.fail("the writer thread is too slow, or dead", 503)
+        rows = range(placement.batch_row, placement.batch_row + placement.num_rows)
+        try:
+            for staged in self._writer.transfer.stage(slots, input_ids, rows):
+                self._writer.enqueue(self, self._next_row, staged)
+                self._next_row += len(staged.fed_ids)
+        except TimeoutError as error:
+            self.fail(str(error), 503)
+        except Exception as error:  # this capture may fail, the others of the batch must not
+            logger.exception("taking rows of %s failed", self.key)
+            self.fail(f"{type(error).__name__}: {error}")
 
-    def write(self, first_row: int, fed_ids: "torch.Tensor", states: "torch.Tensor") -> None:
+    def write(self, first_row: int, staged: "StagedRows") -> None:
         """Writer thread: proves the rows' token ids, writes them, publishes after the last one."""
-        import torch  # noqa: PLC0415  as above
+        import torch  # noqa: PLC0415  only beside SGLang
 
+        staged.wait()  # first: the buffer is given back whatever becomes of its rows
         if not self.is_open:
             return
-        end = first_row + len(fed_ids)
-        fed = fed_ids.numpy().tobytes()
+        end = first_row + len(staged.fed_ids)
+        fed = staged.fed_ids.numpy().tobytes()
         if fed != self._prompt.token_bytes()[4 * first_row : 4 * end]:
             self.fail(f"rows {first_row} to {end - 1} were computed from other tokens")
             return
-        spec = self._writer.spec
-        if states.shape[1] != spec.row_width or states.dtype != getattr(torch, spec.dtype):
-            self.fail(
-                f"rows are {states.shape[1]} x {states.dtype}, not {spec.row_width} x {spec.dtype}"
-            )
-            return
         if self._file is None:
             self._file = DumpFile(self._writer.folder, self._writer.draft_receipt(self))
-        self._file.write(first_row, fed, states.view(torch.uint8).numpy().data.cast("B"))
+        rows = staged.states.view(torch.uint8).numpy().data.cast("B")
+        self._file.write(first_row, fed, rows)
         if end == self.num_rows:
             # Outside the lock: a hung disk must not hang the scheduler.
             receipt = self._file.publish()

@@ -1,5 +1,6 @@
 """One dump on disk: filled row by row, made visible whole by a hard link, or not at all."""
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -8,41 +9,31 @@ import xxhash
 from statetap_contract import HEADER_BYTES, Receipt, decode_header, dump_name, layout_of
 from statetap_contract.dump import encode_header
 
-#: Ends the name of a file that is still being filled.
-UNFINISHED_SUFFIX = ".unfinished"
+from statetap_patch.space import take_over
 
 
 class DumpFile:
-    """A dump that is being written by the writer thread.
-
-    Rows arrive in order. The temporary name carries the attempt, not the key, so that a retry
-    never meets what an earlier attempt left.
-    """
+    """A dump that is being written by a writer thread. Rows arrive in order."""
 
     def __init__(self, folder: Path, draft: Receipt) -> None:
-        """Reserves the space of the whole dump.
+        """Takes over the space that was reserved for the attempt.
 
         Args:
             folder: where dumps are published.
             draft: the receipt, but for ``states_xxh3``.
 
         Raises:
-            OSError: no room (ENOSPC), or the folder is gone.
+            OSError: the reservation is gone, or of another size.
         """
         self._folder = folder
         self._draft = draft
         self._layout = layout_of(draft)
         self._checksum = xxhash.xxh3_64()
-        self._temporary = folder / f".{draft.attempt}{UNFINISHED_SUFFIX}"
-        self._fd: int | None = os.open(
-            self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644
-        )
-        try:
-            # A full disk shows now, before any row was written.
-            os.posix_fallocate(self._fd, 0, self._layout.file_bytes)
-        except OSError:
+        self._temporary = take_over(folder, draft.attempt)
+        self._fd: int | None = os.open(self._temporary, os.O_WRONLY | os.O_CLOEXEC)
+        if (size := os.fstat(self._fd).st_size) != self._layout.file_bytes:
             self.discard()
-            raise
+            raise OSError(errno.EINVAL, f"{size} bytes are reserved, not {self._layout.file_bytes}")
 
     def write(self, first_row: int, token_ids: bytes, states: memoryview) -> None:
         """Writes consecutive rows and the int32 ids that the model was fed in them."""
@@ -104,14 +95,3 @@ def read_receipt(folder: Path, key: str) -> Receipt | None:
             return decode_header(stream.read(HEADER_BYTES))
     except (FileNotFoundError, ValueError):
         return None
-
-
-def sweep(folder: Path) -> int:
-    """Removes what a server that died left unfinished. Returns the number of files.
-
-    Only for the sole server of the folder, before it starts.
-    """
-    leftovers = list(folder.glob(f".*{UNFINISHED_SUFFIX}"))
-    for file in leftovers:
-        file.unlink(missing_ok=True)
-    return len(leftovers)

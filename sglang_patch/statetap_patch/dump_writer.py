@@ -1,6 +1,7 @@
-"""The thread that writes dumps, so that the scheduler never waits for a disk."""
+"""The threads that write dumps, so that the scheduler never waits for a disk."""
 
 import errno
+import itertools
 import logging
 import queue
 import socket
@@ -10,51 +11,69 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from statetap_contract import CaptureSpec, Receipt, dump_name
 
-from statetap_patch.settings import QUEUE_BYTES
+from statetap_patch.ring import Ring
+from statetap_patch.transfer import StagedRows, Transfer
 
 if TYPE_CHECKING:
-    import torch
-
     from statetap_patch.capture import Capture
 
 logger = logging.getLogger(__name__)
 
-#: Seconds the scheduler waits for room in the queue before a capture fails.
-_ROOM_WAIT_S: Final = 10.0
+#: One thread checksums and writes to shared memory at two to three GB/s, which a large server's
+#: prefill comes near; both release the interpreter's lock.
+NUM_THREADS: Final = 2
 
 _STATUS_BY_ERRNO: Final = {errno.ENOSPC: 507, errno.EDQUOT: 507, errno.EEXIST: 409}
 
-#: First row, fed ids [n] int32, states [n, row width].
-Rows: TypeAlias = "tuple[int, torch.Tensor, torch.Tensor]"
+#: First row and the rows themselves; None asks for the unfinished file to be dropped.
+Work: TypeAlias = "tuple[Capture, tuple[int, StagedRows] | None]"
 
 
 class DumpWriter:
-    """Owns the writer thread. One per scheduler process that answers clients."""
+    """Owns the writer threads. One per scheduler process that answers clients."""
 
     def __init__(
-        self, folder: Path, spec: CaptureSpec, sglang_version: str, patch_version: str
+        self,
+        folder: Path,
+        spec: CaptureSpec,
+        *,
+        ring: Ring,
+        sglang_version: str,
+        patch_version: str,
     ) -> None:
         self.folder = folder
         self.spec = spec
         self.host = socket.gethostname()
         self.sglang_version = sglang_version
         self.patch_version = patch_version
+        self.transfer = Transfer(ring, spec)
         self.num_published = 0
         self.num_failed = 0
         #: Set whenever some capture ended; the idle scheduler waits on it.
         self.settled = threading.Event()
-        self._room = threading.Condition()
-        self._num_queued_bytes = 0
-        #: Whether the last rows found no room in time.
-        self._is_stuck = False
-        self._queue: queue.SimpleQueue[tuple[Capture, "Rows | None"]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="statetap-writer", daemon=True)
-        self._thread.start()
+        self._ring = ring
+        self._counting = threading.Lock()
+        self._queues: tuple[queue.SimpleQueue[Work], ...] = tuple(
+            queue.SimpleQueue() for _ in range(NUM_THREADS)
+        )
+        self._lanes = itertools.cycle(range(NUM_THREADS))
+        self._threads = tuple(
+            threading.Thread(
+                target=self._run, args=(work,), name=f"statetap-writer-{lane}", daemon=True
+            )
+            for lane, work in enumerate(self._queues)
+        )
+        for thread in self._threads:
+            thread.start()
 
     @property
     def is_alive(self) -> bool:
         """Whether dumps can still be written."""
-        return self._thread.is_alive()
+        return all(thread.is_alive() for thread in self._threads)
+
+    def next_lane(self) -> int:
+        """The thread of the next capture: all rows of one go through the same, in order."""
+        return next(self._lanes)
 
     def draft_receipt(self, capture: "Capture") -> Receipt:
         """The receipt of a capture's dump, but for the checksum of its rows."""
@@ -75,56 +94,42 @@ class DumpWriter:
             patch_version=self.patch_version,
         )
 
-    def enqueue(
-        self, capture: "Capture", first_row: int, fed_ids: "torch.Tensor", states: "torch.Tensor"
-    ) -> bool:
-        """Hands rows to the thread; waits while its queue is full. False: it did not take them."""
-        num_bytes = states.nbytes
-        with self._room:
-            # A disk that hangs is waited for once, not once a capture.
-            wait_s = 0.0 if self._is_stuck else _ROOM_WAIT_S
-            # Rows larger than the whole queue go alone.
-            self._is_stuck = not self._room.wait_for(
-                lambda: (
-                    not self.is_alive
-                    or not self._num_queued_bytes
-                    or self._num_queued_bytes + num_bytes <= QUEUE_BYTES
-                ),
-                wait_s,
-            )
-            if self._is_stuck or not self.is_alive:
-                return False
-            self._num_queued_bytes += num_bytes
-        self._queue.put((capture, (first_row, fed_ids, states)))
-        return True
+    def enqueue(self, capture: "Capture", first_row: int, staged: StagedRows) -> None:
+        """Hands rows to the capture's thread, which gives their buffer back."""
+        self._queues[capture.lane].put((capture, (first_row, staged)))
 
     def on_published(self) -> None:
         """A dump became visible."""
-        self.num_published += 1
+        with self._counting:
+            self.num_published += 1
         self.settled.set()
 
     def on_failed(self, capture: "Capture") -> None:
         """A capture failed: its file is dropped by the thread that owns it."""
-        self.num_failed += 1
-        self._queue.put((capture, None))
+        with self._counting:
+            self.num_failed += 1
+        self._queues[capture.lane].put((capture, None))
         self.settled.set()
 
-    def _run(self) -> None:
+    def _run(self, work: "queue.SimpleQueue[Work]") -> None:
         while True:
-            capture, rows = self._queue.get()
-            self._serve(capture, rows)
+            capture, rows = work.get()
+            if rows is None:
+                self._drop(capture)
+            else:
+                self._write(capture, *rows)
             # The last reference to a vanished request's capture takes its file along.
             del capture, rows
 
-    def _serve(self, capture: "Capture", rows: "Rows | None") -> None:
-        if rows is None:
-            try:
-                capture.drop_file()
-            except OSError:
-                logger.exception("the unfinished dump of %s stays", capture.key)
-            return
+    def _drop(self, capture: "Capture") -> None:
         try:
-            capture.write(*rows)
+            capture.drop_file()
+        except OSError:
+            logger.exception("the unfinished dump of %s stays", capture.key)
+
+    def _write(self, capture: "Capture", first_row: int, staged: StagedRows) -> None:
+        try:
+            capture.write(first_row, staged)
         except OSError as error:
             status = _STATUS_BY_ERRNO.get(error.errno or 0, 500)
             capture.fail(f"cannot write the dump: {error}", status)
@@ -132,6 +137,4 @@ class DumpWriter:
             logger.exception("writing the dump of %s failed", capture.key)
             capture.fail(f"{type(error).__name__}: {error}")
         finally:
-            with self._room:
-                self._num_queued_bytes -= rows[2].nbytes
-                self._room.notify()
+            self._ring.give_back(staged.buffer)

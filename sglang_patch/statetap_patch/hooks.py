@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from statetap_patch.guard import Guard
 from statetap_patch.scheduler_side import SchedulerSide
 from statetap_patch.tokenizer_side import TokenizerSide
 
@@ -15,13 +16,6 @@ _MANAGERS = "sglang.srt.managers"
 _SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
 _TOKENIZER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 _STREAMER = f"{_MANAGERS}.scheduler_components.output_streamer.SchedulerOutputStreamer"
-
-_WEIGHT_UPDATES = (
-    "update_weights_from_disk",
-    "update_weights_from_distributed",
-    "update_weights_from_ipc",
-    "update_weights_from_tensor",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +27,14 @@ class Hook:
     function: Callable[..., Any]
 
 
-def hook_table(scheduler: SchedulerSide, tokenizer: TokenizerSide) -> tuple[Hook, ...]:
-    """All hooks, bound to the two sides' state."""
+def hook_table(
+    scheduler: SchedulerSide, tokenizer: TokenizerSide, guard: Guard
+) -> tuple[Hook, ...]:
+    """All hooks, bound to the two sides' state.
+
+    Those that run once, at start, may end the server; so may a hook of the tokenizer process end
+    its request. All others are guarded.
+    """
 
     def prove(*_: Any, **__: Any) -> None:
         prove_applied(table)
@@ -42,23 +42,42 @@ def hook_table(scheduler: SchedulerSide, tokenizer: TokenizerSide) -> tuple[Hook
     table = (
         Hook(f"{_SCHEDULER}.__init__", "BEFORE", prove),
         Hook(f"{_SCHEDULER}.__init__", "AFTER", scheduler.after_scheduler_init),
-        Hook(f"{_SCHEDULER}.process_input_requests", "BEFORE", scheduler.before_process_input),
-        Hook(f"{_SCHEDULER}.maybe_sleep_on_idle", "AROUND", scheduler.around_sleep_on_idle),
-        Hook(f"{_SCHEDULER}.send_abort_output", "BEFORE", scheduler.before_abort_output),
-        Hook(f"{_SCHEDULER}.get_internal_state", "AFTER", scheduler.after_internal_state),
-        Hook(f"{_MANAGERS}.schedule_batch.Req.__init__", "AFTER", scheduler.after_request_init),
+        Hook(
+            f"{_SCHEDULER}.process_input_requests",
+            "BEFORE",
+            guard.beside(scheduler.before_process_input),
+        ),
+        Hook(
+            f"{_SCHEDULER}.maybe_sleep_on_idle",
+            "AROUND",
+            guard.around(scheduler.around_sleep_on_idle),
+        ),
+        Hook(
+            f"{_SCHEDULER}.send_abort_output", "BEFORE", guard.beside(scheduler.before_abort_output)
+        ),
+        Hook(
+            f"{_SCHEDULER}.get_internal_state",
+            "AFTER",
+            guard.beside(scheduler.after_internal_state),
+        ),
+        Hook(
+            f"{_MANAGERS}.schedule_batch.Req.__init__",
+            "AFTER",
+            guard.beside(scheduler.after_request_init),
+        ),
         Hook(
             f"{_MANAGERS}.tp_worker.TpModelWorker.forward_batch_generation",
             "AFTER",
-            scheduler.after_forward,
+            guard.beside(scheduler.after_forward),
         ),
-        Hook(f"{_STREAMER}.stream_output", "AROUND", scheduler.around_stream_output),
+        Hook(f"{_STREAMER}.stream_output", "AROUND", guard.around(scheduler.around_stream_output)),
         Hook(
             f"{_STREAMER}.is_request_level_customized_info_key",
             "AROUND",
-            scheduler.around_is_request_level,
+            guard.around(scheduler.around_is_request_level),
         ),
         Hook(f"{_TOKENIZER}.__init__", "BEFORE", prove),
+        Hook(f"{_TOKENIZER}.__init__", "AFTER", tokenizer.after_init),
         Hook(f"{_TOKENIZER}.generate_request", "AROUND", tokenizer.around_generate_request),
         *(
             Hook(

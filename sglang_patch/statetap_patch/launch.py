@@ -12,9 +12,9 @@ from typing import Final, NoReturn
 from statetap_contract import MissingError, ModelFolder, StatetapError, UsageError
 
 from statetap_patch.cpu import PLATFORM_NAME
-from statetap_patch.dump_file import sweep
 from statetap_patch.layers import raw_layer_ids
 from statetap_patch.settings import PatchSettings
+from statetap_patch.space import sweep
 
 #: Tokens that the key-value pool of a CPU server holds, at least. SGLang would take half of the
 #: memory, and its allocator copies the list of free slots for each captured request that ends: with
@@ -73,7 +73,8 @@ def prepare(
             )
     model = ModelFolder.read(arguments.model)
     layers = tuple(arguments.layers) if arguments.layers else None
-    spec = model.spec(layers, arguments.dtype)
+    spec = model.spec(layers, arguments.dtype, arguments.norm)
+    raw_ids = raw_layer_ids(model.architecture, spec.layers, model.num_layers)
     dumps = _dump_folder(arguments.dumps, spec.row_bytes * model.context_length)
     _check_port(arguments.host, arguments.port)
     if importlib.util.find_spec("sglang") is None:
@@ -83,7 +84,9 @@ def prepare(
             "environment that has it, .venv-server after make install",
         )
     _claim(dumps)
-    settings = PatchSettings(dumps, spec, raw_layer_ids(spec.layers))
+    settings = PatchSettings(
+        dumps, spec, raw_ids, arguments.keep, is_any_version=arguments.any_sglang_version
+    )
     command = [
         sys.executable,
         "-m",
@@ -98,6 +101,9 @@ def prepare(
         "--return-aux-hidden-state-layer-ids",
         *map(str, settings.raw_layer_ids),
     ]
+    if spec.norm == "pre":
+        # This state is seen by Python code, which a replayed graph does not run.
+        command.append("--disable-prefill-cuda-graph")
     environment = dict(os.environ) | settings.to_environment()
     if arguments.cpu:
         command += [
@@ -167,6 +173,12 @@ def _check_port(host: str, port: int) -> None:
             ) from error
 
 
+def _seconds(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds; give 1 or more")
+    return int(text)
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, in the project's form."""
 
@@ -199,6 +211,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--dtype", metavar="D", help="bfloat16, float16 or float32 (default: the checkpoint's)"
+    )
+    parser.add_argument(
+        "--norm",
+        choices=("post", "pre"),
+        default="post",
+        help="last hidden state after the final norm, or before it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--keep",
+        type=_seconds,
+        default=1800,
+        metavar="S",
+        help="seconds until a dump that nobody fetched is removed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--any-sglang-version",
+        action="store_true",
+        help="start beside an SGLang that this patch was never tested with",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=30000, help="port (%(default)s)")

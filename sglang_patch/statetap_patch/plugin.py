@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from statetap_patch.guard import Guard
 from statetap_patch.hooks import hook_table, register_hooks
 from statetap_patch.scheduler_side import SchedulerSide
 from statetap_patch.settings import PatchSettings
@@ -26,9 +27,11 @@ def register() -> None:
     # There is no SGLang where the plugin's own tests run.
     import sglang  # noqa: PLC0415
 
-    if sglang.__version__ not in SUPPORTED_SGLANG:
+    if sglang.__version__ not in SUPPORTED_SGLANG and not settings.is_any_version:
         raise SystemExit(
             f"statetap: SGLang {sglang.__version__} was never tested with this patch; install "
-            f"sglang=={SUPPORTED_SGLANG[-1]}."
+            f"sglang=={SUPPORTED_SGLANG[-1]}, or start with --any-sglang-version at your own risk."
         )
-    register_hooks(hook_table(SchedulerSide(settings), TokenizerSide(settings)))
+    guard = Guard()
+    sides = SchedulerSide(settings, guard), TokenizerSide(settings)
+    register_hooks(hook_table(*sides, guard))

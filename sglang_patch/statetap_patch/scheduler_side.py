@@ -1,8 +1,8 @@
 """Hooks of the scheduler process: take rows out of batches, hold answers back for their dumps.
 
 They run on every rank of a tensor-parallel server, and an exception in one would end the server:
-what reads a request or a batch guards itself. What steers the schedule (cache keys, finishing) must
-be the same on all ranks; only the rank that answers clients (``_state.writer`` is set) captures.
+``hooks`` puts a guard around each. What steers the schedule (cache keys, finishing) must be the
+same on all ranks; only the rank that answers clients (``_state.writer`` is set) captures.
 """
 
 import logging
@@ -17,7 +17,11 @@ from statetap_contract import FIELD, CaptureRequest, ModelFolder, ServerCapture
 from statetap_patch import VERSION
 from statetap_patch.capture import Capture
 from statetap_patch.dump_writer import DumpWriter
+from statetap_patch.final_norm import FinalNormInput
+from statetap_patch.guard import Guard
 from statetap_patch.layers import captured_boundaries
+from statetap_patch.refusals import refuse_unsupported
+from statetap_patch.ring import Ring
 from statetap_patch.settings import HOLD_S, PatchSettings
 
 logger = logging.getLogger(__name__)
@@ -29,11 +33,12 @@ _CAPTURE = "_statetap_capture"
 ATTEMPT = "attempt"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Held:
     """A finished request whose dump is not there yet."""
 
     req: Any
+    capture: Capture
     streamer: Any
     return_logprob: bool
     deadline_s: float
@@ -44,19 +49,21 @@ class _State:
     """What the hooks of one scheduler process share."""
 
     settings: PatchSettings
+    #: None on ranks that answer no clients.
     writer: DumpWriter | None = None
+    #: None where the last hidden state is wanted after the final norm, as SGLang gives it.
+    final_norm_input: FinalNormInput | None = None
     vocab_size: int = 0
     context_length: int = 0
     held: dict[int, _Held] = field(default_factory=dict)
-    #: The streamer's own ``stream_output``, known once the first answer went out.
-    emit: Callable[..., None] | None = None
 
 
 class SchedulerSide:
     """The hooks, bound to one server's settings."""
 
-    def __init__(self, settings: PatchSettings) -> None:
+    def __init__(self, settings: PatchSettings, guard: Guard) -> None:
         self._state = _State(settings)
+        self._guard = guard
 
     def after_scheduler_init(self, _result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """AFTER ``Scheduler.__init__``: refuses what cannot work, then starts the writer.
@@ -68,29 +75,38 @@ class SchedulerSide:
         import sglang  # noqa: PLC0415
         from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415
 
-        _refuse_unsupported(scheduler)
-        settings = self._state.settings
-        captured = captured_boundaries(scheduler.tp_worker.model_runner.model)
-        if captured != settings.spec.layers:
+        refuse_unsupported(scheduler)
+        state, spec = self._state, self._state.settings.spec
+        model = scheduler.tp_worker.model_runner.model
+        try:
+            captured = captured_boundaries(model)
+            if spec.norm == "pre":
+                state.final_norm_input = FinalNormInput(model)
+        except ValueError as error:
+            raise SystemExit(f"statetap: {error}; it cannot be captured from.") from error
+        if captured != spec.layers:
             raise SystemExit(
                 f"statetap: this model captures layers {list(captured)} where "
-                f"{list(settings.spec.layers)} were asked for; its architecture counts layers "
+                f"{list(spec.layers)} were asked for; its architecture counts layers "
                 "in another way than the launcher expects."
             )
         served = ModelFolder.read(Path(scheduler.server_args.model_path))
-        if served.revision != settings.spec.revision:
+        if served.revision != spec.revision:
             raise SystemExit(
                 f"statetap: SGLang loaded {served.path}, which is not the model of the capture "
                 "spec; start the server with statetap-sglang alone."
             )
-        parallel = get_parallel()
-        if parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0:
-            self._state.writer = DumpWriter(
-                settings.dumps, settings.spec, sglang.__version__, VERSION
+        if get_parallel().attn_tp_rank == 0:
+            state.writer = DumpWriter(
+                state.settings.dumps,
+                spec,
+                ring=Ring(is_pinned=next(model.parameters()).is_cuda),
+                sglang_version=sglang.__version__,
+                patch_version=VERSION,
             )
-            self._state.vocab_size = scheduler.model_config.vocab_size
-            self._state.context_length = scheduler.model_config.context_len
-            logger.info("statetap %s captures %s", VERSION, settings.spec)
+            state.vocab_size = scheduler.model_config.vocab_size
+            state.context_length = scheduler.model_config.context_len
+            logger.info("statetap %s captures %s", VERSION, spec)
 
     def after_request_init(self, _result: Any, req: Any, *_: Any, **__: Any) -> None:
         """AFTER ``Req.__init__``: opens the capture of a request that asked for one."""
@@ -103,34 +119,32 @@ class SchedulerSide:
         # leaves nothing in the cache that others would find. The same on every rank.
         req.extra_key = f"{req.extra_key or ''}|statetap:{attempt}"
         req.skip_radix_cache_insert = True
-        if self._state.writer is None:
-            return
-        try:
+        if self._state.writer is not None:
             request = CaptureRequest.from_json({k: v for k, v in asked.items() if k != ATTEMPT})
             capture = Capture(self._state.writer, request, attempt, list(req.origin_input_ids))
-        except ValueError:
-            # Admission proved the request. Without a capture the answer carries no receipt, and
-            # the client does not take it for one.
-            logger.exception("request %s cannot be captured", req.rid)
-        else:
             setattr(req, _CAPTURE, capture)
 
     def after_forward(
         self, result: Any, _worker: Any, batch: Any = None, *_: Any, **__: Any
     ) -> None:
         """AFTER ``TpModelWorker.forward_batch_generation``, still inside the forward stream."""
+        final_norm_input = self._state.final_norm_input
+        # After each pass, whether it is captured or not: none may be given what another left.
+        before_norm = None if final_norm_input is None else final_norm_input.take()
         if batch is None or not batch.forward_mode.is_extend():
             return
         captures = [getattr(req, _CAPTURE, None) for req in batch.reqs]
         if not any(capture is not None and capture.is_open for capture in captures):
             return
+        output = result.logits_output
+        last = output.last_hidden_states if final_norm_input is None else before_norm
         try:
-            _take_rows(batch, captures, result.logits_output)
-        except Exception as error:  # a capture may fail, the server must not
-            logger.exception("capturing a batch failed")
+            _take_rows(batch, captures, output.hidden_states, last)
+        except Exception as error:
             for capture in captures:
                 if capture is not None:
                     capture.fail(f"{type(error).__name__}: {error}")
+            raise
 
     def around_stream_output(
         self,
@@ -141,28 +155,31 @@ class SchedulerSide:
         skip_req: Any = None,
     ) -> None:
         """AROUND ``SchedulerOutputStreamer.stream_output``: no answer before its dump is there."""
-        self._state.emit = original
         ready = []
         for req in reqs:
-            capture = getattr(req, _CAPTURE, None)
+            capture: Capture | None = getattr(req, _CAPTURE, None)
             is_ending = req is not skip_req and req.finished() and not req.finished_output
-            if capture is not None and is_ending and not self._settle(req, capture):
-                held = _Held(req, streamer, return_logprob, time.monotonic() + HOLD_S)
-                self._state.held.setdefault(id(req), held)
-            else:
-                self._state.held.pop(id(req), None)
-                ready.append(req)
+            if capture is not None and is_ending:
+                self._look_at(req, capture)
+                if capture.is_open:
+                    deadline_s = time.monotonic() + HOLD_S
+                    held = _Held(req, capture, streamer, return_logprob, deadline_s)
+                    self._state.held.setdefault(id(req), held)
+                    continue
+                _answer(req, capture)
+            self._state.held.pop(id(req), None)
+            ready.append(req)
         original(streamer, ready, return_logprob, skip_req)
 
     def before_process_input(self, *_: Any, **__: Any) -> None:
         """BEFORE ``Scheduler.process_input_requests``, once a turn of the event loop."""
         for held in list(self._state.held.values()):
-            capture = getattr(held.req, _CAPTURE)
+            self._look_at(held.req, held.capture)
             if time.monotonic() > held.deadline_s:
-                capture.fail(f"the dump was not complete after {HOLD_S:g} s", 504)
-            if self._settle(held.req, capture) and self._state.emit is not None:
-                del self._state.held[id(held.req)]
-                self._state.emit(held.streamer, [held.req], held.return_logprob)
+                held.capture.fail(f"the dump was not complete after {HOLD_S:g} s", 504)
+            if not held.capture.is_open:
+                # Comes by ``around_stream_output`` again, which now lets it pass.
+                held.streamer.stream_output([held.req], held.return_logprob)
 
     def around_sleep_on_idle(self, original: Callable[..., None], scheduler: Any) -> None:
         """AROUND ``Scheduler.maybe_sleep_on_idle``, which could delay a held answer by 1 s."""
@@ -204,41 +221,51 @@ class SchedulerSide:
             is_writer_alive=writer.is_alive,
             num_published=writer.num_published,
             num_failed=writer.num_failed,
+            num_hook_errors=self._guard.num_errors,
         ).to_json()
 
-    def _settle(self, req: Any, capture: Capture) -> bool:
-        """Whether a finished request's answer can go out; puts receipt or error into it."""
+    def _look_at(self, req: Any, capture: Capture) -> None:
+        """Fails the capture of a finished request when nothing can come of it any more."""
         from sglang.srt.managers.schedule_batch import FINISH_ABORT  # noqa: PLC0415  as above
 
         writer = self._state.writer
-        if writer is None or not writer.is_alive:
-            capture.fail("the writer thread is dead")
         if isinstance(req.finished_reason, FINISH_ABORT):
             capture.fail("the request was aborted", 499)
-            return True
-        if capture.is_open and capture.num_missing_rows:
+        elif writer is None or not writer.is_alive:
+            capture.fail("a writer thread is dead")
+        elif capture.num_missing_rows:
             capture.fail(f"{capture.num_missing_rows} of {capture.num_rows} rows were not computed")
-        if capture.error is not None:
-            # After the finish, hence without effect on the schedule that all ranks share.
-            req.finished_reason = FINISH_ABORT(
-                capture.error, capture.error_status, "StatetapCaptureError"
-            )
-            return True
-        if capture.receipt is None:
-            return False
+
+
+def _answer(req: Any, capture: Capture) -> None:
+    """Puts receipt or error into a finished request; both may be done twice."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT  # noqa: PLC0415  as above
+
+    if capture.receipt is not None:
         req.customized_info = (req.customized_info or {}) | {FIELD: [capture.receipt.to_json()]}
-        return True
+    elif not isinstance(req.finished_reason, FINISH_ABORT):
+        # After the finish, hence without effect on the schedule that all ranks share.
+        req.finished_reason = FINISH_ABORT(
+            capture.error, capture.error_status, "StatetapCaptureError"
+        )
 
 
-def _take_rows(batch: Any, captures: list[Capture | None], output: Any) -> None:
-    """Cuts each captured request's rows out of an extend batch."""
+def _take_rows(
+    batch: Any,
+    captures: list[Capture | None],
+    aux: Any,
+    last: Any,
+) -> None:
+    """Cuts each captured request's rows out of an extend batch.
+
+    Args:
+        batch: SGLang's ``ScheduleBatch``.
+        captures: one for each request of the batch, None for those that did not ask.
+        aux: [rows, K*H], or None where the model gave none.
+        last: [rows, H], likewise.
+    """
     num_rows = sum(batch.extend_lens)
-    parts = {
-        "input ids": batch.input_ids,
-        "aux states": output.hidden_states,
-        "last hidden state": output.last_hidden_states,
-    }
-    for name, part in parts.items():
+    for name, part in (("input ids", batch.input_ids), ("aux states", aux), ("last state", last)):
         # Padding rows of a parallel server may follow; fewer rows mean that something was cut.
         found = 0 if part is None else len(part)
         if found < num_rows:
@@ -251,24 +278,6 @@ def _take_rows(batch: Any, captures: list[Capture | None], output: Any) -> None:
                 length=length,
                 batch_start=batch_start,
                 input_ids=batch.input_ids,
-                slots=(output.hidden_states, output.last_hidden_states),
+                slots=(aux, last),
             )
         batch_start += length
-
-
-def _refuse_unsupported(scheduler: Any) -> None:
-    """Ends a server whose settings would make rows wrong or lose them."""
-    args = scheduler.server_args
-    refused = {
-        "no --enable-return-aux-hidden-states": not args.enable_return_aux_hidden_states,
-        "--pp-size above 1": args.pp_size > 1,
-        "--tokenizer-worker-num above 1": args.tokenizer_worker_num > 1,
-        "--disaggregation-mode": args.disaggregation_mode != "null",
-        "--enable-two-batch-overlap": args.enable_two_batch_overlap,
-        "--allow-auto-truncate": args.allow_auto_truncate,
-        "a model that does not generate": not scheduler.is_generation,
-        "speculative decoding": not scheduler.spec_algorithm.is_none(),
-        "the Rust frontend": scheduler.rust_server is not None,
-    }
-    if reasons := [reason for reason, is_so in refused.items() if is_so]:
-        raise SystemExit(f"statetap: cannot capture with {', '.join(reasons)}; start without it.")

@@ -15,9 +15,6 @@ _VARIABLE: Final = "STATETAP_PATCH"
 #: Seconds a finished request waits for its dump before it fails.
 HOLD_S: Final = 60.0
 
-#: Bytes of rows that may wait for the writer thread before the scheduler waits for it.
-QUEUE_BYTES: Final = 1 << 30
-
 
 @dataclass(frozen=True, slots=True)
 class PatchSettings:
@@ -29,6 +26,10 @@ class PatchSettings:
     spec: CaptureSpec
     #: Value given to ``--return-aux-hidden-state-layer-ids``.
     raw_layer_ids: tuple[int, ...]
+    #: Seconds after which a published dump that nobody fetched is removed.
+    keep_s: int
+    #: Whether to start beside an SGLang that the patch was never tested with.
+    is_any_version: bool = False
 
     def to_environment(self) -> dict[str, str]:
         """The variable to set for the server's processes."""
@@ -36,6 +37,8 @@ class PatchSettings:
             "dumps": str(self.dumps),
             "spec": self.spec.to_json(),
             "raw_layer_ids": list(self.raw_layer_ids),
+            "keep_s": self.keep_s,
+            "is_any_version": self.is_any_version,
         }
         return {_VARIABLE: json.dumps(value)}
 
@@ -53,6 +56,8 @@ class PatchSettings:
             dumps=Path(fields.take("dumps", str)),
             spec=CaptureSpec.from_json(fields.take("spec", dict)),
             raw_layer_ids=fields.take_ints("raw_layer_ids"),
+            keep_s=fields.take("keep_s", int),
+            is_any_version=fields.take("is_any_version", bool),
         )
         fields.finish()
         return settings

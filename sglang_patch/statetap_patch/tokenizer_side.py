@@ -1,18 +1,43 @@
 """Hooks of the tokenizer process: admit, refuse or answer capture requests before they run."""
 
+import asyncio
+import errno
 import logging
 import uuid
 from array import array
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from statetap_contract import FIELD, CaptureRequest, Prompt
+from statetap_contract import FIELD, CaptureRequest, Prompt, Receipt, dump_name
+from statetap_contract.dump import DumpLayout
 
 from statetap_patch.dump_file import read_receipt
+from statetap_patch.housekeeping import start_housekeeping
 from statetap_patch.scheduler_side import ATTEMPT
 from statetap_patch.settings import PatchSettings
+from statetap_patch.space import give_back, keep, reserve
 
 logger = logging.getLogger(__name__)
+
+#: Seconds after which there may be room again: clients fetch and delete dumps all the time.
+_RETRY_AFTER_S: Final = 2
+
+#: Fields of a request that change its states, and of which the sample key says nothing.
+_FOREIGN_FIELDS: Final = {
+    "stream": "a stream",
+    "text": "a text beside its ids",
+    "session_params": "a session",
+    "session_id": "a session",
+    "input_embeds": "input embeddings",
+    "positional_embed_overrides": "overridden embeddings",
+    "image_data": "images",
+    "video_data": "videos",
+    "audio_data": "audio",
+    "lora_path": "a LoRA adapter",
+    "lora_id": "a LoRA adapter",
+    "multi_item_delimiter_indices": "several items",
+    "token_indices_to_pool": "setwise scoring",
+}
 
 
 class TokenizerSide:
@@ -20,6 +45,10 @@ class TokenizerSide:
 
     def __init__(self, settings: PatchSettings) -> None:
         self._settings = settings
+
+    def after_init(self, *_: Any, **__: Any) -> None:
+        """AFTER ``TokenizerManager.__init__``, of which a server has exactly one."""
+        start_housekeeping(self._settings.dumps, self._settings.keep_s)
 
     async def around_generate_request(
         self,
@@ -31,7 +60,8 @@ class TokenizerSide:
         """AROUND ``TokenizerManager.generate_request``.
 
         A key whose dump is there is answered at once; a key in flight, or one that holds another
-        prompt, gets a 409. Everything else that is wrong with a capture request gets a 400.
+        prompt, gets a 409; no room for the dump is a 503 with Retry-After. Everything else that is
+        wrong with a capture request gets a 400.
         """
         _refuse_foreign_ids(obj, manager.model_config.vocab_size)
         params = _custom_params(obj)
@@ -40,37 +70,75 @@ class TokenizerSide:
                 yield answer
             return
         wanted = _read_request(params[FIELD], obj, self._settings.spec.digest)
+        if len(obj.input_ids) >= manager.context_len:
+            # Before room is looked for, which such a prompt may never find.
+            _refuse(
+                obj,
+                f"the prompt has {len(obj.input_ids)} tokens, "
+                f"the server takes fewer than {manager.context_len}",
+            )
         prompt = Prompt(array("i", obj.input_ids), ())
-        receipt = read_receipt(self._settings.dumps, wanted.key)
+        receipt = self._published(wanted.key)
         if receipt is not None:
             if receipt.token_digest != prompt.token_digest():
-                _conflict(f"key {wanted.key} holds the dump of another prompt")
-            yield {
-                "text": "",
-                "output_ids": [],
-                "meta_info": {
-                    "id": wanted.key,
-                    "finish_reason": {"type": "length", "length": 0},
-                    "prompt_tokens": receipt.num_tokens,
-                    "completion_tokens": 0,
-                    FIELD: [receipt.to_json()],
-                },
-            }
+                _end(409, f"key {wanted.key} holds the dump of another prompt")
+            yield _replay(receipt)
             return
         if wanted.key in manager.rid_to_state:
             # SGLang's own record, which also holds an aborted request until the scheduler is
             # through with it; left to SGLang, the answer would be a 400, as for a bad request.
-            _conflict(f"key {wanted.key} is in flight")
-        params[FIELD] = wanted.to_json() | {ATTEMPT: uuid.uuid4().hex}
-        async for answer in original(manager, obj, request):
-            yield answer
+            _end(409, f"key {wanted.key} is in flight")
+        attempt = uuid.uuid4().hex
+        params[FIELD] = wanted.to_json() | {ATTEMPT: attempt}
+        await self._reserve(attempt, prompt.num_tokens)
+        try:
+            async for answer in original(manager, obj, request):
+                _prove_captured(answer, wanted.key)
+                yield answer
+        finally:
+            # What no writer has taken over by now was refused or aborted on the way.
+            give_back(self._settings.dumps, attempt)
 
     async def around_update_weights(self, *_: Any, **__: Any) -> NoReturn:
         """AROUND ``TokenizerManager.update_weights_from_…``: refuses with a 409.
 
         Other weights under the same capture spec would be stored as if they were the first ones.
         """
-        _conflict("the weights of a capturing server cannot be changed; start another server")
+        _end(409, "the weights of a capturing server cannot be changed; start another server")
+
+    def _published(self, key: str) -> Receipt | None:
+        """The receipt of a dump that is there, and stays long enough for its receipt's reader."""
+        receipt = read_receipt(self._settings.dumps, key)
+        try:
+            if receipt is not None:
+                keep(self._settings.dumps / dump_name(key))
+        except FileNotFoundError:
+            return None  # expired, or deleted by another client, between the two calls
+        return receipt
+
+    async def _reserve(self, attempt: str, num_tokens: int) -> None:
+        """Takes the space of the whole dump; a 503 with Retry-After when there is none."""
+        folder, spec = self._settings.dumps, self._settings.spec
+        num_bytes = DumpLayout(num_tokens, spec.row_width, spec.dtype).file_bytes
+        # In a thread: for a long prompt the kernel has many pages to find.
+        reserving = asyncio.get_running_loop().run_in_executor(
+            None, reserve, folder, attempt, num_bytes
+        )
+        try:
+            await asyncio.shield(reserving)
+        except asyncio.CancelledError:
+            # The thread goes on; what it reserves belongs to nobody any more.
+            reserving.add_done_callback(lambda _: give_back(folder, attempt))
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                _end(
+                    503,
+                    f"{folder} has no room for a dump of {num_bytes} bytes; fetch and delete "
+                    "dumps, or enlarge it",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            _end(500, f"cannot reserve room for a dump: {error}")
 
 
 def _custom_params(obj: Any) -> dict[str, Any] | None:
@@ -104,18 +172,37 @@ def _read_request(value: object, obj: Any, spec_digest: str) -> CaptureRequest:
         _refuse(obj, f"the request id {obj.rid!r} must be the sample key {wanted.key}")
     if wanted.spec_digest != spec_digest:
         _refuse(obj, f"this server captures spec {spec_digest}, not {wanted.spec_digest}")
-    params = obj.sampling_params
-    foreign = {
-        "a stream": obj.stream,
-        "n above 1": (params.get("n") or 1) != 1,
-        "a session": obj.session_params,
-        "input_embeds": obj.input_embeds,
-        # The key says nothing of adapters.
-        "a LoRA adapter": obj.lora_path,
-    }
-    if reasons := [reason for reason, is_there in foreign.items() if is_there]:
-        _refuse(obj, f"a request with {', '.join(reasons)} cannot be captured")
+    foreign = {what: None for field, what in _FOREIGN_FIELDS.items() if getattr(obj, field)}
+    for field, what in (("n", "n above 1"), ("beam_width", "beam search")):
+        if (obj.sampling_params.get(field) or 1) != 1:
+            foreign[what] = None
+    if foreign:
+        _refuse(obj, f"a request with {', '.join(foreign)} cannot be captured")
     return wanted
+
+
+def _replay(receipt: Receipt) -> dict[str, Any]:
+    """The answer for a key whose dump is there."""
+    return {
+        "text": "",
+        "output_ids": [],
+        "meta_info": {
+            "id": receipt.key,
+            "finish_reason": {"type": "length", "length": 0},
+            "prompt_tokens": receipt.num_tokens,
+            "completion_tokens": 0,
+            FIELD: [receipt.to_json()],
+        },
+    }
+
+
+def _prove_captured(answer: dict[str, Any], key: str) -> None:
+    """A success without a receipt would be an error of the patch that looks like none."""
+    meta_info = answer["meta_info"]
+    reason = meta_info.get("finish_reason")
+    is_abort = isinstance(reason, dict) and reason.get("type") == "abort"
+    if FIELD not in meta_info and not is_abort:
+        _end(500, f"{key} was served without being captured; the server's log says why")
 
 
 def _refuse_foreign_ids(obj: Any, vocab_size: int) -> None:
@@ -137,8 +224,10 @@ def _refuse(obj: Any, reason: str) -> NoReturn:
     raise ValueError(f"statetap: {reason}")
 
 
-def _conflict(reason: str) -> NoReturn:
-    """Ends the request with a 409."""
-    import fastapi  # noqa: PLC0415  there only beside SGLang
+def _end(status: int, reason: str, *, retry_after_s: int | None = None) -> NoReturn:
+    """Ends the request with a status of the caller's choice."""
+    # Starlette's own exception: for FastAPI's, SGLang has a handler that drops the headers.
+    from starlette.exceptions import HTTPException  # noqa: PLC0415  there only beside SGLang
 
-    raise fastapi.HTTPException(409, f"statetap: {reason}")
+    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    raise HTTPException(status, f"statetap: {reason}", headers)

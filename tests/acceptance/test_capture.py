@@ -1,33 +1,29 @@
 """Every row belongs to its prompt: the patched server against HF transformers."""
 
 import random
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from statetap_contract import FIELD, Job, Receipt, TransientError
+from statetap_contract import FIELD
 from statetap_local.services import LocalServer
 from statetap_worker.server import Server
 
-from .capturing import assert_right, capture_all, generate, job_of, prompts_of, request_body
+from .capturing import (
+    Capture,
+    ask,
+    assert_right,
+    capture_in_time,
+    generate,
+    jobs_of,
+    prompts_of,
+    request_body,
+    unfinished,
+    vanish,
+)
 from .reference import Reference
-
-Capture = Callable[[list[list[int]]], list[tuple[Job, Receipt]]]
-
-
-@pytest.fixture(scope="module")
-def reference(tiny_model: Path) -> Reference:
-    return Reference(tiny_model)
-
-
-@pytest.fixture
-def capture(server: LocalServer, dumps: Path) -> Capture:
-    """Captures prompts, all in flight at once."""
-    return lambda prompts: capture_all(server.url, dumps, prompts)
 
 
 def test_one_prompt(dumps: Path, reference: Reference, capture: Capture) -> None:
@@ -99,41 +95,26 @@ def test_a_known_key_is_answered_from_its_dump(capture: Capture, server: LocalSe
 
 def test_a_key_in_flight_is_refused(server: LocalServer) -> None:
     """Of two requests with one key only one is computed; the other is told so, or replayed."""
-    (ids,) = prompts_of([3500], 9)
-    with Server(server.url) as client:
-        spec = client.handshake().spec
-    job = job_of(spec.digest, ids)
-    body = request_body(job)
+    jobs = jobs_of(server.url, prompts_of([3500], 9)) * 6
     with ThreadPoolExecutor(6) as threads:
-        answers = list(
-            threads.map(
-                lambda _: httpx.post(f"{server.url}/generate", json=body, timeout=60), range(6)
-            )
-        )
-    statuses = sorted(answer.status_code for answer in answers)
-    assert statuses[0] == 200
-    assert 409 in statuses
-    receipts = [a.json()["meta_info"][FIELD][0] for a in answers if a.status_code == 200]
-    assert len({receipt["attempt"] for receipt in receipts}) == 1
+        answers = list(threads.map(lambda job: ask(server.url, job), jobs))
+    assert {answer.status for answer in answers} == {200, 409}
+    assert len({answer.receipt for answer in answers if answer.status == 200}) == 1
 
 
 def test_clients_that_vanish_do_no_harm(
     server: LocalServer, dumps: Path, reference: Reference, capture: Capture
 ) -> None:
     """Their dump is finished for the retry or dropped; either way the next ones are right."""
-    with Server(server.url) as client:
-        spec = client.handshake().spec
-    gone = [job_of(spec.digest, ids) for ids in prompts_of([2000, 1500, 1800], 10)]
+    gone = jobs_of(server.url, prompts_of([2000, 1500, 1800], 10))
     for job in gone:
-        with pytest.raises(httpx.TimeoutException):
-            httpx.post(f"{server.url}/generate", json=request_body(job), timeout=0.02)
+        assert vanish(server.url, job, after_s=0.02)
     assert_right(dumps, reference, capture(prompts_of([100, 400], 11)))
     # A retry of a vanished client's prompt succeeds, now or once the first try has ended.
     with Server(server.url) as client:
         for job in gone:
-            receipt = retry_while_in_flight(client, job)
-            assert_right(dumps, reference, [(job, receipt)])
-    assert not list(dumps.glob("*.unfinished"))
+            assert_right(dumps, reference, [(job, capture_in_time(client, job))])
+    assert not unfinished(dumps)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +135,7 @@ def test_hostile_requests_harm_nobody(
 ) -> None:
     """A 4xx, nothing in the dump folder, and the server goes on."""
     before = set(dumps.iterdir())
-    with Server(server.url) as client:
-        spec = client.handshake().spec
-    job = job_of(spec.digest, [5, 6])
+    (job,) = jobs_of(server.url, [[5, 6]])
     body = request_body(job)
     parameters = body["sampling_params"] | change.get("sampling_params", {})
     body |= change | {"sampling_params": parameters}
@@ -176,22 +155,6 @@ def test_the_weights_of_a_capturing_server_are_fixed(server: LocalServer, tiny_m
 
 def test_a_prompt_beyond_the_context_is_refused(server: LocalServer, capture: Capture) -> None:
     """It is not cut in silence."""
-    with Server(server.url) as client:
-        spec = client.handshake().spec
-    (ids,) = prompts_of([5000], 13)
-    job = job_of(spec.digest, ids)
-    answer = httpx.post(f"{server.url}/generate", json=request_body(job), timeout=30)
-    assert answer.status_code == 400
+    (job,) = jobs_of(server.url, prompts_of([5000], 13))
+    assert ask(server.url, job).status == 400
     assert len(capture(prompts_of([3], 14))) == 1
-
-
-def retry_while_in_flight(client: Server, job: Job) -> Receipt:
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        try:
-            return client.capture(job)
-        except TransientError as error:
-            if error.kind != "key-in-flight":
-                raise
-            time.sleep(0.05)  # between two looks
-    pytest.fail("the key stayed in flight")

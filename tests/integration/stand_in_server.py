@@ -82,6 +82,7 @@ class StandInServer:
             is_writer_alive=True,
             num_published=0,
             num_failed=0,
+            num_hook_errors=0,
         )
         return {"internal_states": [{FIELD: capture.to_json()}]}
 

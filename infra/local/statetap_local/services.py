@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -80,6 +80,7 @@ class LocalServer(Service):
         *,
         num_threads: int = 1,
         arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts the server and waits until its model is loaded.
 
@@ -90,6 +91,7 @@ class LocalServer(Service):
             num_threads: threads of one matrix product. A tiny model is fastest with one, because
                 its products are smaller than the cost of sharing them.
             arguments: for SGLang.
+            environment: variables to add to this process's own.
         """
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -99,9 +101,11 @@ class LocalServer(Service):
                 "server-environment-missing", f"{program} is missing; run make install"
             )
         command = [str(program), "--cpu", f"--model={model}", f"--dumps={dumps}"]
-        environment = {"OMP_NUM_THREADS": str(num_threads), "HF_HUB_OFFLINE": "1"}
         super().__init__(
-            "the SGLang server", [*command, f"--port={self.port}", *arguments], log, environment
+            "the SGLang server",
+            [*command, f"--port={self.port}", *arguments],
+            log,
+            {"OMP_NUM_THREADS": str(num_threads), "HF_HUB_OFFLINE": "1"} | dict(environment or {}),
         )
         self.wait_until(self.is_ready, _START_S["server"])
 

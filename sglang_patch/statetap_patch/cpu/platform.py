@@ -25,3 +25,22 @@ class PlainCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SG
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Nothing to change: the launcher sets what a CPU needs."""
+
+    def post_load_model(self, model: Any) -> None:  # noqa: ARG002  SGLang's signature
+        """Lets DeepSeek's attention (MLA) run on torch's own.
+
+        SGLang chooses among its forms of MLA by the name of the attention backend, and treats one
+        it does not know as triton's, whose prefill is a kernel. The absorbed form is plain torch
+        beside the backend's attention, prefill and decode alike.
+        """
+        # Not at the top: this file is imported long before any model. By now SGLang has imported
+        # all of its model files, this module with them, so that the import costs nothing, whatever
+        # the model; and no forward pass has asked for the form yet.
+        from sglang.srt.models.deepseek_common.attention_backend_handler import (  # noqa: PLC0415
+            AttentionBackendRegistry,
+            AttnForwardMethod,
+        )
+
+        AttentionBackendRegistry.register(
+            self.get_default_attention_backend(), lambda *_: AttnForwardMethod.MLA
+        )

@@ -9,6 +9,7 @@ import pytest
 from statetap_contract import MissingError, ModelFolder, UsageError
 
 CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 30,
     "hidden_size": 576,
     "vocab_size": 49152,
@@ -56,9 +57,10 @@ def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
 
 
 def test_multimodal_config_is_read_where_the_text_model_is(tmp_path: Path) -> None:
-    """Kimi-K2.5 keeps the language model's sizes in text_config."""
-    model = ModelFolder.read(make(tmp_path / "m", {"vision": 1, "text_config": CONFIG}))
-    assert model.num_layers == 30
+    """Kimi-K2.5 keeps the language model's sizes in text_config, the architecture outside."""
+    config = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": CONFIG}
+    model = ModelFolder.read(make(tmp_path / "m", config))
+    assert (model.architecture, model.num_layers) == ("KimiK25ForConditionalGeneration", 30)
 
 
 def test_revision_sees_config_and_weights(tmp_path: Path) -> None:
@@ -77,7 +79,13 @@ def test_revision_sees_config_and_weights(tmp_path: Path) -> None:
     [
         ("not json", "language model"),
         ("[]", "language model"),
-        ({}, "num_hidden_layers"),
+        ({}, "architectures"),
+        (CONFIG | {"architectures": None}, "architectures"),
+        (CONFIG | {"architectures": []}, "architectures"),
+        (CONFIG | {"architectures": "LlamaForCausalLM"}, "architectures"),
+        (CONFIG | {"architectures": [7]}, "architectures"),
+        ({"text_config": CONFIG}, "architectures"),
+        (CONFIG | {"num_hidden_layers": 0}, "num_hidden_layers"),
         (CONFIG | {"hidden_size": "big"}, "hidden_size"),
         (CONFIG | {"dtype": "int4"}, "int4"),
     ],

@@ -107,6 +107,7 @@ class ModelMaker:
         )
         tokenizer.save_pretrained(folder)
         config = {
+            "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "num_hidden_layers": 8,
             "hidden_size": 64,

@@ -22,6 +22,7 @@ CAPTURE = ServerCapture(
     is_writer_alive=True,
     num_published=0,
     num_failed=0,
+    num_hook_errors=0,
 )
 
 

@@ -1,20 +1,22 @@
-"""A capture and its writer thread, without SGLang: from rows to a published dump."""
+"""A capture and its writer threads, without SGLang: from rows to a published dump."""
 
 import errno
 import os
-import threading
+import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 import torch
 import xxhash
 from safetensors.torch import load_file
 from statetap_contract import CaptureRequest, CaptureSpec, dump_name
+from statetap_contract.dump import DumpLayout
 from statetap_patch.capture import Capture
-from statetap_patch.dump_file import read_receipt, sweep
-from statetap_patch.dump_writer import DumpWriter
-from statetap_patch.settings import QUEUE_BYTES
+from statetap_patch.dump_file import read_receipt
+from statetap_patch.dump_writer import NUM_THREADS, DumpWriter
+from statetap_patch.ring import Ring
+from statetap_patch.space import give_back, reserve
 
 KEY = "0123456789abcdef" * 2
 SPEC = CaptureSpec("m", "r", (1, 3), "post", 4, "bfloat16")
@@ -23,10 +25,15 @@ IDS = [11, 12, 13, 14, 15, 16, 17]
 
 @pytest.fixture
 def writer(tmp_path: Path) -> DumpWriter:
-    return DumpWriter(tmp_path, SPEC, "0.5.23", "0.1.0")
+    return new_writer(tmp_path, Ring(is_pinned=False, num_buffers=4, buffer_bytes=1 << 16))
+
+
+def new_writer(folder: Path, ring: Ring) -> DumpWriter:
+    return DumpWriter(folder, SPEC, ring=ring, sglang_version="0.5.23", patch_version="0.1.0")
 
 
 def begin(writer: DumpWriter, attempt: str = "a1", ids: list[int] = IDS) -> Capture:
+    reserve(writer.folder, attempt, DumpLayout(len(ids), 12, "bfloat16").file_bytes)
     return Capture(writer, CaptureRequest(KEY, len(ids), SPEC.digest), attempt, ids)
 
 
@@ -60,6 +67,21 @@ def wait(capture: Capture, writer: DumpWriter) -> None:
         writer.settled.wait(0.1)
         writer.settled.clear()
     pytest.fail("the capture never ended")
+
+
+def left(folder: Path, attempt: str) -> list[str]:
+    """What is in the folder once admission has given back the attempt's reservation."""
+    give_back(folder, attempt)
+    return [file.name for file in folder.iterdir()]
+
+
+def wait_until_dropped(writer: DumpWriter) -> None:
+    """Until no attempt's unfinished file is left."""
+    for _ in range(500):
+        if not list(writer.folder.glob(".*.unfinished")):
+            return
+        time.sleep(0.01)
+    pytest.fail("a failed capture's file stayed")
 
 
 @pytest.mark.parametrize("cuts", [[7], [3, 7], [1, 2, 3, 4, 5, 6, 7]])
@@ -109,7 +131,7 @@ def test_rows_of_another_prompt_are_caught_by_their_ids(tmp_path: Path, writer: 
     feed(capture, 0, 7, slots, ids=[IDS[-1], *IDS[:-1]])
     wait(capture, writer)
     assert "other tokens" in str(capture.error)
-    assert list(tmp_path.iterdir()) == []
+    assert left(tmp_path, "a1") == []
 
 
 def test_a_wrong_width_or_dtype_fails_the_request(tmp_path: Path, writer: DumpWriter) -> None:
@@ -119,8 +141,8 @@ def test_a_wrong_width_or_dtype_fails_the_request(tmp_path: Path, writer: DumpWr
         capture = begin(writer, f"w{number}")
         feed(capture, 0, 7, slots)
         wait(capture, writer)
-        assert "not 12 x bfloat16" in str(capture.error)
-    assert list(tmp_path.iterdir()) == []
+        assert "not 12 x torch.bfloat16" in str(capture.error)
+        assert left(tmp_path, f"w{number}") == []
 
 
 def test_a_gap_fails_the_request(tmp_path: Path, writer: DumpWriter) -> None:
@@ -128,7 +150,7 @@ def test_a_gap_fails_the_request(tmp_path: Path, writer: DumpWriter) -> None:
     capture = begin(writer)
     feed(capture, 2, 7, aux_and_last(7))
     assert "rows 0 to 1 of 7 were never computed" in str(capture.error)
-    assert list(tmp_path.iterdir()) == []
+    assert left(tmp_path, "a1") == []
 
 
 def test_an_abort_in_the_middle_leaves_nothing(tmp_path: Path, writer: DumpWriter) -> None:
@@ -136,12 +158,12 @@ def test_an_abort_in_the_middle_leaves_nothing(tmp_path: Path, writer: DumpWrite
     capture, slots = begin(writer), aux_and_last(7)
     feed(capture, 0, 4, slots)
     capture.fail("the request was aborted", 499)
-    # The queue is in order: once a second capture is through, the first was dropped.
     second = begin(writer, "a2")
     feed(second, 0, 7, slots)
     wait(second, writer)
     assert second.receipt is not None
-    assert [file.name for file in tmp_path.iterdir()] == [dump_name(KEY)]
+    wait_until_dropped(writer)
+    assert left(tmp_path, "a1") == [dump_name(KEY)]
 
 
 def test_a_full_disk_fails_the_request_and_spares_the_thread(
@@ -154,16 +176,55 @@ def test_a_full_disk_fails_the_request_and_spares_the_thread(
 
     capture, slots = begin(writer), aux_and_last(7)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
+        patch.setattr(os, "pwrite", full)
         feed(capture, 0, 7, slots)
         wait(capture, writer)
     assert capture.error_status == 507
     assert "No space left on device" in str(capture.error)
+    wait_until_dropped(writer)
     assert list(tmp_path.iterdir()) == []
     again = begin(writer, "a2")
     feed(again, 0, 7, slots)
     wait(again, writer)
     assert again.receipt is not None
+
+
+def test_a_reservation_that_is_gone_or_of_another_size_fails_the_request(
+    tmp_path: Path, writer: DumpWriter
+) -> None:
+    """Space that was given back, or reserved for another prompt, is not written to."""
+    slots = aux_and_last(7)
+    gone, short = begin(writer, "gone"), begin(writer, "short")
+    give_back(tmp_path, "gone")
+    os.truncate(tmp_path / ".short.reserved", 10)
+    for capture, reason in ((gone, "No such file"), (short, "10 bytes are reserved, not")):
+        feed(capture, 0, 7, slots)
+        wait(capture, writer)
+        assert reason in str(capture.error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_larger_than_the_ring_pass_through_it(tmp_path: Path) -> None:
+    """Piece by piece: the scheduler waits for the writer, and every row arrives in order."""
+    # A row takes 24 bytes and its id 4: three rows a buffer, six in the ring.
+    writer = new_writer(tmp_path, Ring(is_pinned=False, num_buffers=2, buffer_bytes=96))
+    ids = list(range(1000, 1100))
+    capture, slots = begin(writer, ids=ids), aux_and_last(100)
+    feed(capture, 0, 100, slots, ids)
+    wait(capture, writer)
+    assert capture.error is None
+    tensors = load_file(tmp_path / dump_name(KEY))
+    assert torch.equal(tensors["states"], torch.cat(slots, dim=1))
+    assert tensors["token_ids"].tolist() == ids
+
+
+def test_a_cursor_beyond_the_batch_is_caught(tmp_path: Path, writer: DumpWriter) -> None:
+    """Slices are cut by torch without a word; fewer rows are never taken for all."""
+    capture, (aux, last) = begin(writer), aux_and_last(7)
+    ids = torch.tensor(IDS)
+    capture.take_rows(prefix=0, length=7, batch_start=1, input_ids=ids, slots=(aux, last))
+    assert "rows 1 to 7 of a batch that has 7" in str(capture.error)
+    assert left(tmp_path, "a1") == []
 
 
 def test_the_first_dump_of_a_key_wins(tmp_path: Path, writer: DumpWriter) -> None:
@@ -222,39 +283,41 @@ def test_a_file_that_cannot_be_removed_spares_the_thread(
     assert third.receipt is not None
 
 
-def test_a_disk_that_hangs_is_waited_for_once(
-    writer: DumpWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The scheduler waits for room once, not once a capture, and takes rows again afterwards."""
-    waits: list[float] = []
-    wait_for = threading.Condition.wait_for
-
-    def counted(condition: threading.Condition, has_room: Any, wait_s: float) -> bool:
-        waits.append(wait_s)
-        return bool(wait_for(condition, has_room, 0))
-
-    slots = aux_and_last(7)
-    writer._num_queued_bytes = QUEUE_BYTES  # as if the thread hung on rows that fill the queue
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Condition, "wait_for", counted)
-        stuck = [begin(writer, f"s{number}") for number in range(3)]
-        for capture in stuck:
-            feed(capture, 0, 7, slots)
-    assert [capture.error_status for capture in stuck] == [503, 503, 503]
-    assert waits[0] > 0
-    assert waits[1:] == [0, 0]
-    writer._num_queued_bytes = 0
+def test_a_full_ring_fails_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers that hang cost the scheduler a wait, then a 503; later captures work again."""
+    monkeypatch.setattr("statetap_patch.ring._WAIT_S", 0.01)
+    ring = Ring(is_pinned=False, num_buffers=1, buffer_bytes=1 << 16)
+    writer, slots = new_writer(tmp_path, ring), aux_and_last(7)
+    taken = ring.take()  # as a writer does that hangs on its disk
+    assert taken is not None
+    stuck = begin(writer, "stuck")
+    feed(stuck, 0, 7, slots)
+    assert (stuck.error_status, "too slow" in str(stuck.error)) == (503, True)
+    ring.give_back(taken)
     capture = begin(writer, "after")
     feed(capture, 0, 7, slots)
     wait(capture, writer)
     assert capture.receipt is not None
 
 
-def test_sweep_removes_only_what_was_left_unfinished(tmp_path: Path, writer: DumpWriter) -> None:
-    """A server that starts clears what a dead one left, and keeps published dumps."""
-    done, slots = begin(writer), aux_and_last(7)
-    feed(done, 0, 7, slots)
-    wait(done, writer)
-    (tmp_path / ".dead.unfinished").write_bytes(b"half")
-    assert sweep(tmp_path) == 1
-    assert [file.name for file in tmp_path.iterdir()] == [dump_name(KEY)]
+def test_many_captures_at_once_use_all_threads(tmp_path: Path) -> None:
+    """Their rows interleave; each capture's stay in order, and the counts agree."""
+    writer = new_writer(tmp_path, Ring(is_pinned=False, num_buffers=3, buffer_bytes=256))
+    slots, captures = aux_and_last(60), []
+    for number in range(40):
+        ids = [number * 100 + row for row in range(60)]
+        key = f"{number:032x}"
+        attempt = f"m{number}"
+        reserve(tmp_path, attempt, DumpLayout(60, 12, "bfloat16").file_bytes)
+        captures.append((ids, Capture(writer, CaptureRequest(key, 60, SPEC.digest), attempt, ids)))
+    for first in range(0, 60, 7):
+        for ids, capture in captures:
+            feed(capture, first, min(first + 7, 60), slots, ids)
+    for ids, capture in captures:
+        wait(capture, writer)
+        assert capture.error is None
+        tensors = load_file(tmp_path / dump_name(capture.key))
+        assert tensors["token_ids"].tolist() == ids
+        assert torch.equal(tensors["states"], torch.cat(slots, dim=1))
+    assert (writer.num_published, writer.num_failed) == (40, 0)
+    assert {capture.lane for _, capture in captures} == set(range(NUM_THREADS))

@@ -19,6 +19,7 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "a-model"
     folder.mkdir()
     config = {
+        "architectures": ["LlamaForCausalLM"],
         "num_hidden_layers": 8,
         "hidden_size": 64,
         "vocab_size": 512,

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from statetap_contract import FIELD, CaptureRequest, CaptureSpec
+from safetensors.torch import load_file
+from statetap_contract import FIELD, CaptureRequest, CaptureSpec, dump_name
+from statetap_contract.dump import DumpLayout
 from statetap_patch.capture import Capture
 from statetap_patch.dump_writer import DumpWriter
+from statetap_patch.guard import Guard
+from statetap_patch.ring import Ring
 from statetap_patch.scheduler_side import SchedulerSide
 from statetap_patch.settings import PatchSettings
+from statetap_patch.space import reserve
 
 KEY = "0123456789abcdef" * 2
 SPEC = CaptureSpec("m", "r", (1,), "post", 4, "float32")
@@ -29,9 +34,14 @@ class Bench:
     """A scheduler side with one finished request, and what it sent out."""
 
     def __init__(self, folder: Path) -> None:
-        self.side = SchedulerSide(PatchSettings(folder, SPEC, (0,)))
-        self.writer = DumpWriter(folder, SPEC, "0.5.23", "0.1.0")
+        self.guard = Guard()
+        self.side = SchedulerSide(PatchSettings(folder, SPEC, (0,), keep_s=60), self.guard)
+        ring = Ring(is_pinned=False, num_buffers=4, buffer_bytes=1 << 12)
+        self.writer = DumpWriter(
+            folder, SPEC, ring=ring, sglang_version="0.5.23", patch_version="0.1.0"
+        )
         self.side._state.writer = self.writer
+        reserve(folder, "a1", DumpLayout(3, 8, "float32").file_bytes)
         self.capture = Capture(self.writer, CaptureRequest(KEY, 3, SPEC.digest), "a1", IDS)
         self.sent: list[Any] = []
         self.req = SimpleNamespace(
@@ -44,10 +54,18 @@ class Bench:
 
     def original(self, _streamer: Any, reqs: list[Any], *_: Any) -> None:
         self.sent += reqs
+        for req in reqs:
+            req.finished_output = True
+
+    def stream_output(
+        self, reqs: list[Any], return_logprob: object = None, skip_req: Any = None
+    ) -> None:
+        """SGLang's method as the hook leaves it: this bench is the streamer."""
+        hook = self.guard.around(self.side.around_stream_output)
+        hook(self.original, self, reqs, return_logprob, skip_req)
 
     def stream(self, *, skip: bool = False) -> None:
-        skipped = self.req if skip else None
-        self.side.around_stream_output(self.original, None, [self.req], False, skipped)
+        self.stream_output([self.req], skip_req=self.req if skip else None)
 
     def turn(self) -> None:
         """One turn of the event loop."""
@@ -78,13 +96,15 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path)
 
 
-def hold(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request finishes while its dump is still being written."""
+def hold(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The request finishes while its dump is still being written; returns what is being written."""
+    queued: list[Any] = []
     with monkeypatch.context() as patch:
-        patch.setattr(DumpWriter, "enqueue", lambda *_: True)  # taken, never written
+        patch.setattr(DumpWriter, "enqueue", lambda _writer, *work: queued.append(work))
         bench.take_all_rows()
     bench.stream()
     assert bench.sent == []
+    return queued
 
 
 def test_an_answer_goes_out_with_its_receipt(bench: Bench) -> None:
@@ -100,11 +120,11 @@ def test_an_answer_goes_out_with_its_receipt(bench: Bench) -> None:
 
 def test_an_answer_waits_for_its_dump(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turn after turn; it is sent once, however often SGLang brings it."""
-    hold(bench, monkeypatch)
+    (work,) = hold(bench, monkeypatch)
     bench.stream()
     bench.turn()
     assert bench.sent == []
-    bench.writer.enqueue(bench.capture, 0, torch.tensor(IDS, dtype=torch.int32), torch.ones(3, 8))
+    bench.writer.enqueue(*work)
     bench.wait_until_settled()
     bench.turn()
     bench.turn()
@@ -153,7 +173,7 @@ def test_a_dead_writer_fails_the_request(bench: Bench, monkeypatch: pytest.Monke
     monkeypatch.setattr(DumpWriter, "is_alive", False)
     bench.turn()
     assert bench.sent == [bench.req]
-    assert "writer thread is dead" in bench.req.finished_reason.message
+    assert "a writer thread is dead" in bench.req.finished_reason.message
 
 
 def test_a_skipped_request_is_passed_on(bench: Bench) -> None:
@@ -166,5 +186,61 @@ def test_a_skipped_request_is_passed_on(bench: Bench) -> None:
 def test_requests_without_a_capture_pass(bench: Bench) -> None:
     """Ordinary traffic is not looked at."""
     plain = SimpleNamespace(finished=lambda: True, finished_output=False)
-    bench.side.around_stream_output(bench.original, None, [plain], False)
+    bench.stream_output([plain])
     assert bench.sent == [plain]
+
+
+def extend_batch(reqs: list[Any], prefixes: list[int], ids: list[int]) -> SimpleNamespace:
+    """A batch of three rows for each request."""
+    return SimpleNamespace(
+        reqs=reqs,
+        prefix_lens=prefixes,
+        extend_lens=[3] * len(reqs),
+        input_ids=torch.tensor(ids),
+        forward_mode=SimpleNamespace(is_extend=lambda: True),
+    )
+
+
+def forward(bench: Bench, batch: SimpleNamespace, num_rows: int) -> None:
+    states = torch.arange(4.0 * num_rows).reshape(num_rows, 4)
+    output = SimpleNamespace(hidden_states=states, last_hidden_states=states + 100)
+    hook = bench.guard.beside(bench.side.after_forward)
+    hook(SimpleNamespace(logits_output=output), None, batch)
+
+
+def test_rows_are_cut_out_of_a_batch_by_position(bench: Bench) -> None:
+    """Rows of requests that do not capture lie before them; padding may follow."""
+    plain = SimpleNamespace()
+    forward(bench, extend_batch([plain, bench.req], [7, 0], [1, 2, 3, *IDS]), 8)
+    bench.wait_until_settled()
+    assert bench.capture.error is None
+    states = load_file(bench.writer.folder / dump_name(KEY))["states"]
+    assert states[:, 0].tolist() == [12, 16, 20]  # rows 3 to 5 of the batch, 4 columns each
+    assert states[:, 4].tolist() == [112, 116, 120]
+
+
+def test_a_batch_with_too_few_rows_fails_its_captures(bench: Bench) -> None:
+    """It is counted and logged, and the server lives."""
+    forward(bench, extend_batch([bench.req], [0], IDS), 2)
+    assert "3 rows, but 2 of aux states" in str(bench.capture.error)
+    assert bench.guard.num_errors == 1
+
+
+def test_states_before_the_norm_are_those_of_the_same_pass(bench: Bench) -> None:
+    """A pass in which the norm's hook did not run fails; what an earlier pass left is not used."""
+    kept = iter([torch.zeros(6, 4), None])
+    bench.side._state.final_norm_input = SimpleNamespace(take=lambda: next(kept))  # type: ignore[assignment]
+    forward(bench, extend_batch([SimpleNamespace()], [0], [1, 2, 3]), 3)  # captures nothing
+    forward(bench, extend_batch([bench.req], [0], IDS), 3)
+    assert "3 rows, but 0 of last state" in str(bench.capture.error)
+
+
+def test_a_hook_that_fails_lets_the_answer_go(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a receipt, which admission turns into an error; the failure is counted."""
+    monkeypatch.setattr(SchedulerSide, "_look_at", lambda *_: 1 / 0)
+    bench.stream()
+    assert bench.sent == [bench.req]
+    assert bench.req.customized_info is None
+    assert bench.guard.num_errors == 1

@@ -30,6 +30,7 @@ INFO = {
     "is_writer_alive": True,
     "num_published": 0,
     "num_failed": 0,
+    "num_hook_errors": 0,
 }
 
 

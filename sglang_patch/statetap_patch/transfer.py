@@ -1,0 +1,129 @@
+"""Copies rows out of the model's memory into buffers of the ring.
+
+On a GPU in two steps. SGLang's output buffers are rewritten by the next forward pass, which does
+not wait for other streams; hence a clone on the forward stream, in order with everything that
+reads or writes them. The copy to the host then runs on a stream of its own, beside the next
+forward pass. On a CPU one copy does both.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statetap_contract import CaptureSpec
+
+from statetap_patch.ring import Ring
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """Consecutive rows of one prompt in a buffer of the ring."""
+
+    #: [num_rows, row_width] in the spec's dtype, on the host.
+    states: "torch.Tensor"
+    #: [num_rows] int32: what the model was fed in these very rows.
+    fed_ids: "torch.Tensor"
+    #: The buffer that both are views of.
+    buffer: "torch.Tensor"
+    #: Set by the device when the copy has ended; None where it ended before this was made.
+    copied: "torch.cuda.Event | None" = None
+
+    def wait(self) -> None:
+        """Blocks until the rows are there. For writer threads, never for the scheduler."""
+        if self.copied is not None:
+            self.copied.synchronize()
+
+
+class Transfer:
+    """The way of rows into one ring. Used by the scheduler thread alone."""
+
+    def __init__(self, ring: Ring, spec: CaptureSpec) -> None:
+        import torch  # noqa: PLC0415  as in ring
+
+        self._ring = ring
+        self._dtype = getattr(torch, spec.dtype)
+        self._row_width = spec.row_width
+        self._row_bytes = spec.row_bytes
+        self._max_rows = ring.buffer_bytes // (spec.row_bytes + 4)
+        if not self._max_rows:
+            raise ValueError(f"a row of {spec.row_bytes} bytes does not fit into a buffer")
+        # From the end, where they are aligned whatever the width of a row.
+        self._ids_offset = ring.buffer_bytes - 4 * self._max_rows
+        self._stream: torch.cuda.Stream | None = None  # made with the first rows on a device
+
+    def stage(
+        self, slots: "tuple[torch.Tensor, ...]", input_ids: "torch.Tensor", rows: range
+    ) -> Iterator[StagedRows]:
+        """Copies rows of a batch, as many buffers of them as it takes, in order.
+
+        Runs inside the forward stream. Each piece must be handed to a writer before the next is
+        asked for, or a ring smaller than the rows would never empty.
+
+        Args:
+            slots: aux states [rows of the batch, K*H] and last hidden state [rows, H].
+            input_ids: [rows of the batch], what the model was fed.
+            rows: which rows of the batch.
+
+        Raises:
+            ValueError: the rows are not there, or are not of the spec's width and dtype.
+            TimeoutError: the writers gave no buffer back.
+        """
+        self._check(slots, input_ids, rows)
+        for first in range(rows.start, rows.stop, self._max_rows):
+            piece = slice(first, min(first + self._max_rows, rows.stop))
+            buffer = self._ring.take()
+            if buffer is None:
+                raise TimeoutError("the writer threads are too slow, or hang on the disk")
+            try:
+                staged = self._copy([slot[piece] for slot in slots], input_ids[piece], buffer)
+            except BaseException:  # the device may be out of memory
+                self._ring.give_back(buffer)
+                raise
+            yield staged
+
+    def _check(
+        self, slots: "tuple[torch.Tensor, ...]", input_ids: "torch.Tensor", rows: range
+    ) -> None:
+        # A slice that reaches beyond its tensor is cut without a word.
+        held = min(len(input_ids), *map(len, slots))
+        if rows.start < 0 or rows.stop > held:
+            raise ValueError(
+                f"rows {rows.start} to {rows.stop - 1} of a batch that has {held} were asked for"
+            )
+        width = sum(slot.shape[1] for slot in slots)
+        dtypes = {slot.dtype for slot in slots}
+        if width != self._row_width or dtypes != {self._dtype}:
+            raise ValueError(
+                f"rows are {width} x {', '.join(sorted(map(str, dtypes)))}, "
+                f"not {self._row_width} x {self._dtype}"
+            )
+
+    def _copy(
+        self, parts: "list[torch.Tensor]", ids: "torch.Tensor", buffer: "torch.Tensor"
+    ) -> StagedRows:
+        import torch  # noqa: PLC0415  as in ring
+
+        num_rows = len(ids)
+        states = buffer[: num_rows * self._row_bytes].view(self._dtype)
+        states = states.view(num_rows, self._row_width)
+        fed_ids = buffer[self._ids_offset :].view(torch.int32)[:num_rows]
+        if not ids.is_cuda:
+            torch.cat(parts, dim=1, out=states)
+            fed_ids.copy_(ids)
+            return StagedRows(states, fed_ids, buffer)
+        cloned, cloned_ids = torch.cat(parts, dim=1), ids.to(torch.int32, copy=True)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(ids.device)  # type: ignore[no-untyped-call]  # torch's own
+        self._stream.wait_stream(torch.cuda.current_stream(ids.device))
+        with torch.cuda.stream(self._stream):
+            states.copy_(cloned, non_blocking=True)
+            fed_ids.copy_(cloned_ids, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+            copied.record(self._stream)
+        for clone in (cloned, cloned_ids):
+            # Their memory must not be used again before the copy has ended.
+            clone.record_stream(self._stream)
+        return StagedRows(states, fed_ids, buffer, copied)

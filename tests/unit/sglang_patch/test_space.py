@@ -1,0 +1,90 @@
+"""Room for dumps: reserved, taken over, given back, swept, expired."""
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from statetap_patch.housekeeping import start_housekeeping
+from statetap_patch.space import expire, give_back, keep, reserve, sweep, take_over
+
+KEY = "0123456789abcdef" * 2
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_a_reservation_takes_the_space_at_once(tmp_path: Path) -> None:
+    """Not a hole: the blocks are there before a row is."""
+    reserve(tmp_path, "a1", 1 << 20)
+    stat = (tmp_path / ".a1.reserved").stat()
+    assert (stat.st_size, stat.st_blocks * 512 >= 1 << 20) == (1 << 20, True)
+
+
+def test_a_reservation_belongs_to_one_owner(tmp_path: Path) -> None:
+    """Whoever takes it over owns it; giving back then does nothing."""
+    reserve(tmp_path, "a1", 10)
+    path = take_over(tmp_path, "a1")
+    give_back(tmp_path, "a1")
+    assert names(tmp_path) == [path.name] == [".a1.unfinished"]
+    with pytest.raises(FileNotFoundError):
+        take_over(tmp_path, "a1")
+
+
+def test_a_reservation_that_nobody_takes_is_given_back(tmp_path: Path) -> None:
+    """And a writer that comes too late finds nothing."""
+    reserve(tmp_path, "a1", 10)
+    give_back(tmp_path, "a1")
+    assert names(tmp_path) == []
+    with pytest.raises(FileNotFoundError):
+        take_over(tmp_path, "a1")
+
+
+def test_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half-made reservation would keep the room that the next one needs."""
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        reserve(tmp_path, "a1", 10)
+    assert names(tmp_path) == []
+
+
+def test_sweep_removes_only_what_was_left_unfinished(tmp_path: Path) -> None:
+    """A server that starts clears what a dead one left, and keeps published dumps."""
+    dump = tmp_path / f"{KEY}.safetensors"
+    for file in (dump, tmp_path / ".dead.unfinished", tmp_path / ".queued.reserved"):
+        file.write_bytes(b"rows")
+    (tmp_path / ".lock").touch()
+    assert sweep(tmp_path) == 2
+    assert names(tmp_path) == [".lock", dump.name]
+
+
+def test_only_old_dumps_expire(tmp_path: Path) -> None:
+    """What is young, was renewed, or is still being made stays."""
+    long_ago = time.time() - 1000
+    for name in ("old", "young", "renewed"):
+        (tmp_path / f"{name}.safetensors").touch()
+    reserve(tmp_path, "slow", 10)
+    for name in ("old.safetensors", "renewed.safetensors", ".slow.reserved"):
+        os.utime(tmp_path / name, (long_ago, long_ago))
+    keep(tmp_path / "renewed.safetensors")
+    assert expire(tmp_path, keep_s=500) == 1
+    assert names(tmp_path) == [".slow.reserved", "renewed.safetensors", "young.safetensors"]
+
+
+def test_housekeeping_runs_by_itself(tmp_path: Path) -> None:
+    """A dump that nobody fetches is gone once its time is over."""
+    dump = tmp_path / f"{KEY}.safetensors"
+    dump.touch()
+    start_housekeeping(tmp_path, keep_s=1)
+    for _ in range(600):
+        if not dump.exists():
+            break
+        time.sleep(0.05)
+    assert names(tmp_path) == []
