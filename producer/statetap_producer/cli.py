@@ -231,6 +231,28 @@ def compare(
         raise typer.Exit(1)
 
 
+@app.command("diagnose")
+def judge_log(
+    log: Annotated[
+        Path, typer.Argument(metavar="LOG", help="Output of an SGLang server; - is stdin.")
+    ],
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show from a server's log which dumps a directory scan gets wrong."""
+    from statetap_producer.diagnose import diagnose_log
+    from statetap_producer.diagnose_view import findings_json, findings_view
+    from statetap_producer.progress import bytes_progress
+
+    num_bytes = log.stat().st_size if log.is_file() else 0
+    with bytes_progress("reading", num_bytes) as on_progress:
+        findings = diagnose_log(log, on_progress)
+    if as_json:
+        _print_json(findings_json(findings))
+    else:
+        Console().print(findings_view(findings))
+
+
 def _plan(
     dataset: Path,
     run: Path,

@@ -14,7 +14,7 @@ from statetap_store import ShardWriter
 
 from .conftest import Invoke, ModelMaker, give_up, prompts_of, store
 
-COMMANDS = ("plan", "enqueue", "status", "verify", "seal", "crosscheck")
+COMMANDS = ("plan", "enqueue", "status", "verify", "seal", "crosscheck", "diagnose")
 
 
 def test_help_lists_every_command(statetap: Invoke) -> None:
