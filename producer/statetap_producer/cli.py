@@ -9,7 +9,7 @@ import dataclasses
 import importlib.util
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -40,13 +40,17 @@ RedisOption = Annotated[str, _REDIS]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document, nothing else.")]
 ServerOption = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Take layers and dtype from this running server."),
+    typer.Option(metavar="URL", help="Take layers, dtype and norm from this running server."),
 ]
 LayersOption = Annotated[
     str | None, typer.Option(metavar="K,K,K", help="Layers to capture, as boundary indices.")
 ]
 DtypeOption = Annotated[
     str | None, typer.Option(metavar="DTYPE", help="bfloat16, float16 or float32.")
+]
+NormOption = Annotated[
+    Literal["post", "pre"] | None,
+    typer.Option(help="Last hidden state after the final norm, or before it."),
 ]
 MaxTokensOption = Annotated[
     int | None, typer.Option(metavar="N", help="Leave longer conversations out.")
@@ -67,14 +71,15 @@ def plan(
     server: ServerOption = None,
     layers: LayersOption = None,
     dtype: DtypeOption = None,
+    norm: NormOption = None,
     max_tokens: MaxTokensOption = None,
 ) -> None:
     """Tokenise a dataset and write the plan of a run."""
-    _plan(dataset, run, model, server, layers, dtype, max_tokens)
+    _plan(dataset, run, model, server, layers, dtype, norm, max_tokens)
 
 
 @app.command("enqueue")
-def fill_queue(
+def fill_queue(  # noqa: PLR0913  one for each option
     run: RunOption,
     redis: RedisOption,
     dataset: Annotated[
@@ -87,6 +92,7 @@ def fill_queue(
     server: ServerOption = None,
     layers: LayersOption = None,
     dtype: DtypeOption = None,
+    norm: NormOption = None,
     max_tokens: MaxTokensOption = None,
 ) -> None:
     """Queue every prompt that is neither stored nor dead."""
@@ -97,7 +103,7 @@ def fill_queue(
     if dataset is not None:
         if model is None:
             raise UsageError("model-not-given", "to plan a dataset, give --model MODEL_DIR too")
-        _plan(dataset, run, model, server, layers, dtype, max_tokens)
+        _plan(dataset, run, model, server, layers, dtype, norm, max_tokens)
     folder = RunFolder(run)
     num_planned = folder.read_record().counts.num_planned
     with count_progress("queueing", num_planned) as on_progress:
@@ -260,6 +266,7 @@ def _plan(
     server: str | None,
     layers: str | None,
     dtype: str | None,
+    norm: str | None,
     max_tokens: int | None,
 ) -> None:
     """Plans, and shows the plan."""
@@ -269,7 +276,7 @@ def _plan(
     from statetap_producer.run_folder import RunFolder
     from statetap_producer.settle_spec import SpecWish
 
-    wish = SpecWish(server, None if layers is None else _layers_in(layers), dtype)
+    wish = SpecWish(server, None if layers is None else _layers_in(layers), dtype, norm)
     request = PlanRequest(dataset, RunFolder(run), model, wish, max_tokens)
     num_bytes = dataset.stat().st_size if dataset.is_file() else 0
     with bytes_progress("planning", num_bytes) as on_progress:

@@ -1,6 +1,7 @@
 """The model as HF transformers computes it: float32, on the CPU.
 
-Boundary index k is its ``hidden_states[k]``; the last one there has had the final norm.
+Boundary index k is its ``hidden_states[k]``; the last one there has had the final norm. What that
+norm was given is caught on its way in.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ class ReferenceModel:
     """The model in float32, and the slots of its hidden states that a spec names.
 
     Raises:
-        UsageError: kind ``model-differs``: not the model of the spec, or ``norm-unsupported``.
+        UsageError: kind ``model-differs``: not the model of the spec, or ``norm-unknown``.
         MissingError: kind ``model-unloadable``, and those of ``ModelFolder.read``.
     """
 
@@ -34,26 +35,36 @@ class ReferenceModel:
                 f"{folder} is revision {model.revision}, the states are of {spec.model}, revision "
                 f"{spec.revision}; give the folder that the server loaded",
             )
-        if spec.norm != "post":
-            raise UsageError(
-                "norm-unsupported",
-                f"last hidden states with norm {spec.norm!r} cannot be compared: transformers "
-                "gives them after the final norm only",
-            )
-        self._layers = (*spec.layers, -1)
+        self._layers = spec.layers
+        self._is_normed = spec.norm == "post"
         self._model = _load(folder)
+        norm = getattr(self._model.base_model, "norm", None)
+        if norm is None:
+            raise UsageError(
+                "norm-unknown",
+                f"transformers' {type(self._model).__name__} has no final norm of the usual name; "
+                "its last hidden states cannot be compared",
+            )
+        self._norm = norm
+        self._norm.register_forward_pre_hook(self._keep_unnormed)
+        self._unnormed: torch.Tensor
 
     def slots(self, token_ids: torch.Tensor) -> list[torch.Tensor]:
         """float32 [n, hidden_size] for each slot, from int64 [n] ids."""
         answer = self._model.base_model(
             input_ids=token_ids[None], output_hidden_states=True, use_cache=False
         )
-        return [answer.hidden_states[layer][0] for layer in self._layers]
+        last = answer.hidden_states[-1] if self._is_normed else self._unnormed
+        return [*(answer.hidden_states[layer][0] for layer in self._layers), last[0]]
 
     def next_tokens(self, last: torch.Tensor) -> Iterator[torch.Tensor]:
         """Most likely next token of each row of a last hidden state, in pieces."""
         head = self._model.get_output_embeddings()
-        return (head(rows).argmax(-1) for rows in torch.split(last, _HEAD_ROWS))
+        for rows in torch.split(last, _HEAD_ROWS):
+            yield head(rows if self._is_normed else self._norm(rows)).argmax(-1)
+
+    def _keep_unnormed(self, _norm: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        self._unnormed = inputs[0]
 
 
 def _load(folder: Path) -> Any:

@@ -17,18 +17,20 @@ class SpecWish:
     layers: tuple[int, ...] | None = None
     #: None for the server's or the checkpoint's own.
     dtype: str | None = None
+    #: ``post`` or ``pre``; None for the server's, or ``post``.
+    norm: str | None = None
 
 
 def settle_spec(wish: SpecWish, model: ModelFolder) -> tuple[CaptureSpec, int]:
     """The capture spec, and the context length that prompts must stay below.
 
     Raises:
-        UsageError: kind ``model-differs``, ``layers-differ`` or ``dtype-differs``: server, model
-            folder and wish do not agree.
+        UsageError: kind ``model-differs``, ``layers-differ``, ``dtype-differs`` or
+            ``norm-differs``: server, model folder and wish do not agree.
         StatetapError: what ``ask_server`` and ``ModelFolder.spec`` raise.
     """
     if wish.server is None:
-        return model.spec(wish.layers, wish.dtype), model.context_length
+        return model.spec(wish.layers, wish.dtype, wish.norm or "post"), model.context_length
     capture = ask_server(wish.server)
     spec = capture.spec
     if spec.revision != model.revision:
@@ -48,6 +50,12 @@ def settle_spec(wish: SpecWish, model: ModelFolder) -> tuple[CaptureSpec, int]:
             "dtype-differs",
             f"the server at {wish.server} computes in {spec.dtype}, not {wish.dtype}; "
             "leave --dtype out or restart the server with it",
+        )
+    if wish.norm is not None and wish.norm != spec.norm:
+        raise UsageError(
+            "norm-differs",
+            f"the server at {wish.server} takes the last state with norm {spec.norm}, not "
+            f"{wish.norm}; leave --norm out or restart the server with it",
         )
     return spec, min(model.context_length, capture.context_length)
 

@@ -52,20 +52,25 @@ def run(llama: Path, dataset: Path, tmp_path: Path) -> RunFolder:  # a run of th
     return plan(llama, dataset, tmp_path / "demo", "float32")
 
 
-def plan(llama: Path, dataset: Path, path: Path, dtype: str) -> RunFolder:
+def plan(llama: Path, dataset: Path, path: Path, dtype: str, norm: str | None = None) -> RunFolder:
     folder = RunFolder(path)
-    wish = SpecWish(layers=(2, 4, 5), dtype=dtype)
+    wish = SpecWish(layers=(2, 4, 5), dtype=dtype, norm=norm)
     make_plan(PlanRequest(dataset, folder, llama, wish), lambda _: None)
     return folder
 
 
 def boundaries(llama: Path, token_ids: list[int]) -> list[torch.Tensor]:
-    """[n, 64] before each layer and after the last, taken by hooks on the layers themselves."""
+    """[n, 64] before each layer, after the last and its norm, and, at last, before that norm.
+
+    Taken by hooks on the modules themselves.
+    """
     model = LlamaForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
     found: list[torch.Tensor] = []
     for layer in model.model.layers:
         layer.register_forward_pre_hook(lambda _, args: found.append(args[0][0].clone()))
-    model.model.norm.register_forward_hook(lambda *args: found.append(args[2][0].clone()))
+    model.model.norm.register_forward_hook(
+        lambda _, args, output: found.extend((output[0].clone(), args[0][0].clone()))
+    )
     with torch.inference_mode():
         model(torch.tensor([token_ids]))
     return found
@@ -216,9 +221,26 @@ def test_weights_that_do_not_load_are_named(
     assert (caught.value.kind, caught.value.exit_code) == ("model-unloadable", 3)
 
 
-def test_a_state_before_the_norm_is_refused(run: RunFolder, llama: Path) -> None:
-    """The reference has no last hidden state without the final norm."""
-    spec = dataclasses.replace(run.read_record().inputs.spec, norm="pre")
-    with pytest.raises(StatetapError) as caught:
-        ReferenceModel(llama, spec)
-    assert (caught.value.kind, caught.value.exit_code) == ("norm-unsupported", 2)
+def test_states_before_the_norm_are_compared_as_such(
+    llama: Path, dataset: Path, tmp_path: Path
+) -> None:
+    """What the last layer put out passes, and its tokens agree; the normed state does not."""
+    outcomes = {}
+    for last in (8, 9):  # the norm's output and input, as ``boundaries`` gives them
+        run = plan(llama, dataset, tmp_path / str(last), "float32", norm="pre")
+        store_states(run, llama, layers=(2, 4, 5, last))
+        outcomes[last] = compare(run.path, llama)
+    assert outcomes[9].is_good
+    assert outcomes[9].slots[-1].max_absolute == 0
+    assert outcomes[9].next_token_agreement == 1
+    assert not outcomes[8].is_good
+
+
+def test_a_model_without_a_final_norm_is_refused(
+    run: RunFolder, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name of its class."""
+    monkeypatch.setattr(LlamaForCausalLM, "base_model", torch.nn.Module())
+    with pytest.raises(StatetapError, match="LlamaForCausalLM has no final norm") as caught:
+        ReferenceModel(llama, run.read_record().inputs.spec)
+    assert (caught.value.kind, caught.value.exit_code) == ("norm-unknown", 2)

@@ -30,9 +30,10 @@ def plan(
     server: str | None = None,
     layers: tuple[int, ...] | None = None,
     dtype: str | None = None,
+    norm: str | None = None,
     max_tokens: int | None = None,
 ) -> PlanOutcome:
-    wish = SpecWish(server, layers, dtype)
+    wish = SpecWish(server, layers, dtype, norm)
     return make_plan(PlanRequest(dataset, RunFolder(run), model, wish, max_tokens), lambda _: None)
 
 
@@ -223,6 +224,7 @@ def test_a_servers_spec_is_taken(
         ("model-differs", {}),
         ("layers-differ", {"layers": (1, 2)}),
         ("dtype-differs", {"dtype": "float32"}),
+        ("norm-differs", {"norm": "pre"}),
     ],
 )
 def test_a_server_that_captures_other_things_is_refused(
