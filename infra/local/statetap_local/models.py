@@ -77,7 +77,7 @@ def smollm2(cache: Path) -> Path:
     Raises:
         MissingError: kind ``model-missing``: the package cannot be had.
     """
-    return _made_once(cache / "SmolLM2-135M-Instruct", _convert_smollm2)
+    return made_once(cache / "SmolLM2-135M-Instruct", _convert_smollm2)
 
 
 def tiny_llama(cache: Path) -> Path:
@@ -156,7 +156,7 @@ def wide_llama(cache: Path) -> Path:
     return _random(cache / "wide-llama", LlamaConfig(**sizes, num_key_value_heads=2, head_dim=64))
 
 
-def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """The folder, made under another name first so that a half-made model is never found."""
     if folder.is_dir():
         return folder
@@ -221,7 +221,7 @@ def _random(folder: Path, config: PretrainedConfig) -> Path:
         model.save_pretrained(unfinished)
         _tiny_tokenizer().save_pretrained(unfinished)
 
-    return _made_once(folder, build)
+    return made_once(folder, build)
 
 
 def _tiny_tokenizer() -> Any:
