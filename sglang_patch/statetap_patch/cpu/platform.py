@@ -30,8 +30,9 @@ class PlainCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SG
         """Lets DeepSeek's attention (MLA) run on torch's own.
 
         SGLang chooses among its forms of MLA by the name of the attention backend, and treats one
-        it does not know as triton's, whose prefill is a kernel. The absorbed form is plain torch
-        beside the backend's attention, prefill and decode alike.
+        it does not know as triton's: a prompt's start gets full keys and values. This backend
+        reads them back from the cache, where MLA keeps the latent alone. The absorbed form works
+        on the latent, and is right for every pass.
         """
         # Not at the top: this file is imported long before any model. By now SGLang has imported
         # all of its model files, this module with them, so that the import costs nothing, whatever
