@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from statetap_contract import CaptureSpec, Receipt, dump_name
 
-from statetap_patch.ring import Ring
 from statetap_patch.transfer import StagedRows, Transfer
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class DumpWriter:
         folder: Path,
         spec: CaptureSpec,
         *,
-        ring: Ring,
+        transfer: Transfer,
         sglang_version: str,
         patch_version: str,
     ) -> None:
@@ -46,12 +45,11 @@ class DumpWriter:
         self.host = socket.gethostname()
         self.sglang_version = sglang_version
         self.patch_version = patch_version
-        self.transfer = Transfer(ring, spec)
+        self.transfer = transfer
         self.num_published = 0
         self.num_failed = 0
         #: Set whenever some capture ended; the idle scheduler waits on it.
         self.settled = threading.Event()
-        self._ring = ring
         self._counting = threading.Lock()
         self._queues: tuple[queue.SimpleQueue[Work], ...] = tuple(
             queue.SimpleQueue() for _ in range(NUM_THREADS)
@@ -137,4 +135,4 @@ class DumpWriter:
             logger.exception("writing the dump of %s failed", capture.key)
             capture.fail(f"{type(error).__name__}: {error}")
         finally:
-            self._ring.give_back(staged.buffer)
+            self.transfer.give_back(staged)

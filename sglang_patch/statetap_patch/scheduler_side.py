@@ -23,6 +23,7 @@ from statetap_patch.layers import captured_boundaries
 from statetap_patch.refusals import refuse_unsupported
 from statetap_patch.ring import Ring
 from statetap_patch.settings import HOLD_S, PatchSettings
+from statetap_patch.transfer import Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class SchedulerSide:
         """
         # SGLang's modules can only be imported inside a running server.
         import sglang  # noqa: PLC0415
+        import torch  # noqa: PLC0415
         from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415
 
         refuse_unsupported(scheduler)
@@ -97,10 +99,12 @@ class SchedulerSide:
                 "spec; start the server with statetap-sglang alone."
             )
         if get_parallel().attn_tp_rank == 0:
+            is_cuda = next(model.parameters()).is_cuda
+            ring = Ring(is_pinned=is_cuda)
             state.writer = DumpWriter(
                 state.settings.dumps,
                 spec,
-                ring=Ring(is_pinned=next(model.parameters()).is_cuda),
+                transfer=Transfer(ring, spec, torch.cuda if is_cuda else None),
                 sglang_version=sglang.__version__,
                 patch_version=VERSION,
             )

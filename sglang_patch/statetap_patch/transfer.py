@@ -8,7 +8,7 @@ forward pass. On a CPU one copy does both.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from statetap_contract import CaptureSpec
 
@@ -28,8 +28,10 @@ class StagedRows:
     fed_ids: "torch.Tensor"
     #: The buffer that both are views of.
     buffer: "torch.Tensor"
-    #: Set by the device when the copy has ended; None where it ended before this was made.
-    copied: "torch.cuda.Event | None" = None
+    #: Event of the device: the copy has ended. None where it ended before this was made.
+    copied: Any = None
+    #: What is being copied. The device may use its memory again once nobody holds it.
+    sources: "tuple[torch.Tensor, ...]" = ()
 
     def wait(self) -> None:
         """Blocks until the rows are there. For writer threads, never for the scheduler."""
@@ -38,10 +40,21 @@ class StagedRows:
 
 
 class Transfer:
-    """The way of rows into one ring. Used by the scheduler thread alone."""
+    """The way of rows into one ring. The scheduler thread stages, writer threads give back."""
 
-    def __init__(self, ring: Ring, spec: CaptureSpec) -> None:
-        import torch  # noqa: PLC0415  as in ring
+    def __init__(self, ring: Ring, spec: CaptureSpec, cuda: Any = None) -> None:
+        """Prepares for rows of one spec.
+
+        Args:
+            ring: where rows go; pinned when they come from a device.
+            spec: their width and dtype.
+            cuda: ``torch.cuda`` when the model runs on a device, else None.
+
+        Raises:
+            ValueError: a row does not fit into a buffer.
+        """
+        # Imported here: a server whose plugin is installed but idle must not need it this early.
+        import torch  # noqa: PLC0415
 
         self._ring = ring
         self._dtype = getattr(torch, spec.dtype)
@@ -52,7 +65,8 @@ class Transfer:
             raise ValueError(f"a row of {spec.row_bytes} bytes does not fit into a buffer")
         # From the end, where they are aligned whatever the width of a row.
         self._ids_offset = ring.buffer_bytes - 4 * self._max_rows
-        self._stream: torch.cuda.Stream | None = None  # made with the first rows on a device
+        self._cuda = cuda
+        self._stream: Any = None if cuda is None else cuda.Stream()
 
     def stage(
         self, slots: "tuple[torch.Tensor, ...]", input_ids: "torch.Tensor", rows: range
@@ -84,6 +98,13 @@ class Transfer:
                 raise
             yield staged
 
+    def give_back(self, staged: StagedRows) -> None:
+        """Makes the buffer of rows that were written, or are not wanted, free again.
+
+        Only once their copy has ended.
+        """
+        self._ring.give_back(staged.buffer)
+
     def _check(
         self, slots: "tuple[torch.Tensor, ...]", input_ids: "torch.Tensor", rows: range
     ) -> None:
@@ -104,26 +125,21 @@ class Transfer:
     def _copy(
         self, parts: "list[torch.Tensor]", ids: "torch.Tensor", buffer: "torch.Tensor"
     ) -> StagedRows:
-        import torch  # noqa: PLC0415  as in ring
+        import torch  # noqa: PLC0415  as above
 
         num_rows = len(ids)
         states = buffer[: num_rows * self._row_bytes].view(self._dtype)
         states = states.view(num_rows, self._row_width)
         fed_ids = buffer[self._ids_offset :].view(torch.int32)[:num_rows]
-        if not ids.is_cuda:
+        if self._cuda is None:
             torch.cat(parts, dim=1, out=states)
             fed_ids.copy_(ids)
             return StagedRows(states, fed_ids, buffer)
         cloned, cloned_ids = torch.cat(parts, dim=1), ids.to(torch.int32, copy=True)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(ids.device)  # type: ignore[no-untyped-call]  # torch's own
-        self._stream.wait_stream(torch.cuda.current_stream(ids.device))
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(self._cuda.current_stream())
+        with self._cuda.stream(self._stream):
             states.copy_(cloned, non_blocking=True)
             fed_ids.copy_(cloned_ids, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+            copied = self._cuda.Event()
             copied.record(self._stream)
-        for clone in (cloned, cloned_ids):
-            # Their memory must not be used again before the copy has ended.
-            clone.record_stream(self._stream)
-        return StagedRows(states, fed_ids, buffer, copied)
+        return StagedRows(states, fed_ids, buffer, copied, (cloned, cloned_ids))

@@ -17,6 +17,7 @@ from statetap_patch.dump_file import read_receipt
 from statetap_patch.dump_writer import NUM_THREADS, DumpWriter
 from statetap_patch.ring import Ring
 from statetap_patch.space import give_back, reserve
+from statetap_patch.transfer import Transfer
 
 KEY = "0123456789abcdef" * 2
 SPEC = CaptureSpec("m", "r", (1, 3), "post", 4, "bfloat16")
@@ -29,7 +30,9 @@ def writer(tmp_path: Path) -> DumpWriter:
 
 
 def new_writer(folder: Path, ring: Ring) -> DumpWriter:
-    return DumpWriter(folder, SPEC, ring=ring, sglang_version="0.5.23", patch_version="0.1.0")
+    return DumpWriter(
+        folder, SPEC, transfer=Transfer(ring, SPEC), sglang_version="0.5.23", patch_version="0.1.0"
+    )
 
 
 def begin(writer: DumpWriter, attempt: str = "a1", ids: list[int] = IDS) -> Capture:

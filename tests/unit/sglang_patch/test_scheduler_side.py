@@ -17,6 +17,7 @@ from statetap_patch.ring import Ring
 from statetap_patch.scheduler_side import SchedulerSide
 from statetap_patch.settings import PatchSettings
 from statetap_patch.space import reserve
+from statetap_patch.transfer import Transfer
 
 KEY = "0123456789abcdef" * 2
 SPEC = CaptureSpec("m", "r", (1,), "post", 4, "float32")
@@ -38,7 +39,11 @@ class Bench:
         self.side = SchedulerSide(PatchSettings(folder, SPEC, (0,), keep_s=60), self.guard)
         ring = Ring(is_pinned=False, num_buffers=4, buffer_bytes=1 << 12)
         self.writer = DumpWriter(
-            folder, SPEC, ring=ring, sglang_version="0.5.23", patch_version="0.1.0"
+            folder,
+            SPEC,
+            transfer=Transfer(ring, SPEC),
+            sglang_version="0.5.23",
+            patch_version="0.1.0",
         )
         self.side._state.writer = self.writer
         reserve(folder, "a1", DumpLayout(3, 8, "float32").file_bytes)

@@ -1,5 +1,9 @@
 """Rows on their way from a batch into buffers of the ring."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import pytest
 import torch
 from statetap_contract import CaptureSpec
@@ -49,7 +53,7 @@ def test_a_buffer_that_is_given_back_is_used_again() -> None:
     for _ in range(5):
         (piece,) = transfer.stage(slots, ids, range(8))
         addresses.add(piece.states.data_ptr())
-        ring.give_back(piece.buffer)
+        transfer.give_back(piece)
     assert len(addresses) == 1
 
 
@@ -110,3 +114,54 @@ def test_a_row_that_fits_no_buffer_is_refused_at_start() -> None:
     ring = Ring(is_pinned=False, num_buffers=1, buffer_bytes=16)
     with pytest.raises(ValueError, match="does not fit"):
         Transfer(ring, SPEC)
+
+
+class Device:
+    """Stands for ``torch.cuda``: what a device would do later is done at once, and written down.
+
+    What it cannot show is that the real streams keep this order.
+    """
+
+    def __init__(self, slots: tuple[torch.Tensor, ...], ids: torch.Tensor) -> None:
+        self._outputs = (*slots, ids)
+        self.log: list[str] = []
+
+    def Stream(self) -> SimpleNamespace:  # noqa: N802  torch's name
+        return SimpleNamespace(wait_stream=self._wait)
+
+    def current_stream(self) -> str:
+        return "forward"
+
+    def Event(self) -> SimpleNamespace:  # noqa: N802  torch's name
+        return SimpleNamespace(
+            record=lambda _: self.log.append("record"),
+            synchronize=lambda: self.log.append("synchronize"),
+        )
+
+    @contextmanager
+    def stream(self, _stream: object) -> Iterator[None]:
+        self.log.append("enter")
+        yield
+        self.log.append("leave")
+
+    def _wait(self, stream: str) -> None:
+        self.log.append(f"wait for {stream}")
+        # The next forward pass rewrites the outputs: the copy must not read them any more.
+        for tensor in self._outputs:
+            tensor.zero_()
+
+
+def test_a_device_copies_a_clone_on_a_stream_of_its_own() -> None:
+    """Cloned in the forward stream, awaited, copied beside it, and awaited again by the writer."""
+    slots, ids = batch(8)
+    device = Device(slots, ids)
+    ring = Ring(is_pinned=False, num_buffers=1, buffer_bytes=8 * ROW_BYTES)
+    expected, expected_ids = torch.cat(slots, 1), ids.tolist()
+    (piece,) = Transfer(ring, SPEC, device).stage(slots, ids, range(8))
+    assert device.log == ["wait for forward", "enter", "record", "leave"]
+    assert torch.equal(piece.states, expected)
+    assert piece.fed_ids.tolist() == expected_ids
+    # The clones live until the writer is through: the device may not use their memory before.
+    assert [source.shape for source in piece.sources] == [(8, 12), (8,)]
+    piece.wait()
+    assert device.log[-1] == "synchronize"
