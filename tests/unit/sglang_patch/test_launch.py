@@ -171,3 +171,51 @@ def test_the_command_ends_with_one_sentence(arguments: list[str], code: int, rea
     assert ended.stderr.startswith("statetap-sglang: ")
     assert ended.stderr.count("\n") == 1
     assert reason in ended.stderr
+
+
+def test_the_state_before_the_norm_is_part_of_the_spec(model: Path, dumps: Path) -> None:
+    """Other states, another spec and queue; graphs would run past the code that sees them."""
+    command, environment = prepare(f"--model={model}", f"--dumps={dumps}", "--norm=pre")
+    settings = PatchSettings.from_environment(environment)
+    assert settings is not None
+    assert settings.spec.norm == "pre"
+    assert "--disable-prefill-cuda-graph" in command
+
+
+def test_settings_reach_the_plugin(model: Path, dumps: Path) -> None:
+    """How long dumps are kept, and whether any SGLang will do."""
+    by_default = PatchSettings.from_environment(prepare(f"--model={model}", f"--dumps={dumps}")[1])
+    assert by_default is not None
+    assert (by_default.keep_s, by_default.is_any_version) == (1800, False)
+
+
+def test_chosen_settings_reach_the_plugin(model: Path, dumps: Path) -> None:
+    """The same, when somebody chose."""
+    arguments = (f"--model={model}", f"--dumps={dumps}", "--keep=5", "--any-sglang-version")
+    settings = PatchSettings.from_environment(prepare(*arguments)[1])
+    assert settings is not None
+    assert (settings.keep_s, settings.is_any_version) == (5, True)
+
+
+@pytest.mark.parametrize("keep", ["0", "-1", "1.5", "soon"])
+def test_a_time_that_is_none_is_refused(
+    model: Path, dumps: Path, capsys: pytest.CaptureFixture[str], keep: str
+) -> None:
+    """By its value, with exit code 2."""
+    with pytest.raises(SystemExit) as caught:
+        prepare(f"--model={model}", f"--dumps={dumps}", f"--keep={keep}")
+    assert caught.value.code == 2
+    assert repr(keep) in capsys.readouterr().err
+
+
+def test_layers_that_sglang_cannot_capture_leave_the_folder_alone(model: Path, dumps: Path) -> None:
+    """Layer 1 alone of a DeepSeek; what an earlier server left unfinished is not swept."""
+    config = json.loads((model / "config.json").read_text())
+    config["architectures"] = ["DeepseekV3ForCausalLM"]
+    (model / "config.json").write_text(json.dumps(config))
+    leftover = dumps / ".attempt.unfinished"
+    leftover.touch()
+    with pytest.raises(UsageError, match="from 2 to 7") as caught:
+        prepare(f"--model={model}", f"--dumps={dumps}", "--layers", "1")
+    assert caught.value.kind == "layers-impossible"
+    assert list(dumps.iterdir()) == [leftover]
