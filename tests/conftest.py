@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from statetap_local.services import LocalRedis, LocalServer
 
@@ -13,6 +14,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Nothing may look for a model hub, and nothing would find one.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A machine that is busy with servers draws examples slowly, which is no fault of a test.
+hypothesis.settings.register_profile(
+    "statetap", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("statetap")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

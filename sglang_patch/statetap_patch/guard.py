@@ -14,9 +14,10 @@ class Guard:
     def __init__(self) -> None:
         self.num_errors = 0
 
-    def _count(self, hook: Callable[..., Any], error: Exception) -> None:
+    def report(self, what: str, error: Exception) -> None:
+        """Logs and counts an error that SGLang is not to see."""
         self.num_errors += 1
-        logger.error("the hook %s failed; SGLang goes on", hook.__name__, exc_info=error)
+        logger.error("%s failed; SGLang goes on", what, exc_info=error)
 
     def beside(self, hook: Callable[..., None]) -> Callable[..., None]:
         """For hooks BEFORE and AFTER their target."""
@@ -26,7 +27,7 @@ class Guard:
             try:
                 hook(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  whatever it is, the server must live
-                self._count(hook, error)
+                self.report(f"the hook {hook.__name__}", error)
 
         return guarded
 
@@ -44,7 +45,7 @@ class Guard:
             except Exception as error:
                 if call.has_raised:
                     raise
-                self._count(hook, error)
+                self.report(f"the hook {hook.__name__}", error)
                 return call.result if call.has_run else original(*args, **kwargs)
 
         return guarded

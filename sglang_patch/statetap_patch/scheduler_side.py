@@ -39,7 +39,6 @@ class _Held:
     """A finished request whose dump is not there yet."""
 
     req: Any
-    capture: Capture
     streamer: Any
     return_logprob: bool
     deadline_s: float
@@ -161,27 +160,23 @@ class SchedulerSide:
         """AROUND ``SchedulerOutputStreamer.stream_output``: no answer before its dump is there."""
         ready = []
         for req in reqs:
-            capture: Capture | None = getattr(req, _CAPTURE, None)
             is_ending = req is not skip_req and req.finished() and not req.finished_output
-            if capture is not None and is_ending:
-                self._look_at(req, capture)
-                if capture.is_open:
-                    deadline_s = time.monotonic() + HOLD_S
-                    held = _Held(req, capture, streamer, return_logprob, deadline_s)
-                    self._state.held.setdefault(id(req), held)
-                    continue
-                _answer(req, capture)
-            self._state.held.pop(id(req), None)
-            ready.append(req)
+            if is_ending and self._must_wait(req):
+                deadline_s = time.monotonic() + HOLD_S
+                held = _Held(req, streamer, return_logprob, deadline_s)
+                self._state.held.setdefault(id(req), held)
+            else:
+                self._state.held.pop(id(req), None)
+                ready.append(req)
         original(streamer, ready, return_logprob, skip_req)
 
     def before_process_input(self, *_: Any, **__: Any) -> None:
         """BEFORE ``Scheduler.process_input_requests``, once a turn of the event loop."""
         for held in list(self._state.held.values()):
-            self._look_at(held.req, held.capture)
             if time.monotonic() > held.deadline_s:
-                held.capture.fail(f"the dump was not complete after {HOLD_S:g} s", 504)
-            if not held.capture.is_open:
+                capture = getattr(held.req, _CAPTURE)
+                capture.fail(f"the dump was not complete after {HOLD_S:g} s", 504)
+            if not self._must_wait(held.req):
                 # Comes by ``around_stream_output`` again, which now lets it pass.
                 held.streamer.stream_output([held.req], held.return_logprob)
 
@@ -228,7 +223,22 @@ class SchedulerSide:
             num_hook_errors=self._guard.num_errors,
         ).to_json()
 
-    def _look_at(self, req: Any, capture: Capture) -> None:
+    def _must_wait(self, req: Any) -> bool:
+        """Whether a finished request's dump is not there yet; else its answer says what became."""
+        capture: Capture | None = getattr(req, _CAPTURE, None)
+        if capture is None:
+            return False
+        try:
+            self._end_if_lost(req, capture)
+            if not capture.is_open:
+                _answer(req, capture)
+        except Exception as error:  # noqa: BLE001  one request's, and others wait behind it
+            # Admission turns an answer without a receipt into an error.
+            self._guard.report(f"the answer to {capture.key}", error)
+            return False
+        return capture.is_open
+
+    def _end_if_lost(self, req: Any, capture: Capture) -> None:
         """Fails the capture of a finished request when nothing can come of it any more."""
         from sglang.srt.managers.schedule_batch import FINISH_ABORT  # noqa: PLC0415  as above
 

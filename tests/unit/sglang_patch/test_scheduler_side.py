@@ -244,7 +244,7 @@ def test_a_hook_that_fails_lets_the_answer_go(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a receipt, which admission turns into an error; the failure is counted."""
-    monkeypatch.setattr(SchedulerSide, "_look_at", lambda *_: 1 / 0)
+    monkeypatch.setattr(SchedulerSide, "_end_if_lost", lambda *_: 1 / 0)
     bench.stream()
     assert bench.sent == [bench.req]
     assert bench.req.customized_info is None
