@@ -7,7 +7,7 @@ SERVER_VENV := .venv-server
 PACKAGES := contract store producer worker sglang_patch infra/local
 
 
-.PHONY: help install demo test check bench lock clean
+.PHONY: help install demo test check stress bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ demo: install ## extract the example dataset end to end; KEEP=1 leaves it runnin
 test: install ## unit, integration and acceptance tests, the latter on a real SGLang server
 	$(VENV)/bin/pytest
 
+stress: install ## 5,000 captures with everything at once on a real server; SEED=n for other requests
+	$(VENV)/bin/pytest -s tests/acceptance/test_stress.py --stress-requests=5000 $(if $(SEED),--stress-seed=$(SEED))
+
 check: install ## formatting, lint, types, import rules, duplicate names
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
@@ -43,6 +46,8 @@ check: install ## formatting, lint, types, import rules, duplicate names
 
 bench: install ## the measurements behind the README's figures
 	$(VENV)/bin/python benchmarks/capture_overhead.py
+	$(VENV)/bin/python benchmarks/builtin_rows.py
+	$(VENV)/bin/python benchmarks/builtin_cost.py
 	$(VENV)/bin/python benchmarks/rounding.py
 
 lock: ## resolve requirements/*.in anew into requirements/*.lock

@@ -23,6 +23,8 @@ from statetap_contract.strict_json import FieldReader
 #: Bytes before the first row.
 HEADER_BYTES: Final = 4096
 
+_SUFFIX: Final = ".safetensors"
+
 _SAFETENSORS_DTYPES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -55,7 +57,12 @@ def dump_name(key: str) -> str:
     """File name of a published dump. Raises ValueError for a key of another form."""
     if not KEY_FORM.fullmatch(key):
         raise ValueError(f"sample key {key!r} is not 32 lower-case hex digits")
-    return f"{key}.safetensors"
+    return key + _SUFFIX
+
+
+def is_dump_name(name: str) -> bool:
+    """Whether a file has the name of a published dump: a sample key and the suffix."""
+    return name.endswith(_SUFFIX) and KEY_FORM.fullmatch(name.removesuffix(_SUFFIX)) is not None
 
 
 def layout_of(receipt: Receipt) -> DumpLayout:

@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 class Capture:
     """One attempt at one prompt. Ends exactly once: with a receipt or with an error.
 
-    The scheduler thread calls ``take_rows`` and ``fail``; one writer thread calls ``write``.
+    The scheduler thread calls ``take_rows``, one writer thread calls ``open_file``, ``write`` and
+    ``drop_file``; either may call ``fail``.
     """
 
     def __init__(
@@ -109,20 +110,28 @@ class Capture:
             logger.exception("taking rows of %s failed", self.key)
             self.fail(f"{type(error).__name__}: {error}")
 
+    def open_file(self) -> None:
+        """Writer thread: takes over the space that was reserved at admission."""
+        if not self.is_open:
+            return
+        try:
+            self._file = DumpFile(self._writer.folder, self._writer.draft_receipt(self))
+        except FileNotFoundError:
+            # Admission gave it back: the client went before the scheduler had the request.
+            self.fail("the request ended before it began", 499)
+
     def write(self, first_row: int, staged: "StagedRows") -> None:
         """Writer thread: proves the rows' token ids, writes them, publishes after the last one."""
         import torch  # noqa: PLC0415  only beside SGLang
 
         staged.wait()  # first: the buffer is given back whatever becomes of its rows
-        if not self.is_open:
+        if not self.is_open or self._file is None:
             return
         end = first_row + len(staged.fed_ids)
         fed = staged.fed_ids.numpy().tobytes()
         if fed != self._prompt.token_bytes()[4 * first_row : 4 * end]:
             self.fail(f"rows {first_row} to {end - 1} were computed from other tokens")
             return
-        if self._file is None:
-            self._file = DumpFile(self._writer.folder, self._writer.draft_receipt(self))
         rows = staged.states.view(torch.uint8).numpy().data.cast("B")
         self._file.write(first_row, fed, rows)
         if end == self.num_rows:

@@ -30,7 +30,12 @@ class DumpFile:
         self._layout = layout_of(draft)
         self._checksum = xxhash.xxh3_64()
         self._temporary = take_over(folder, draft.attempt)
-        self._fd: int | None = os.open(self._temporary, os.O_WRONLY | os.O_CLOEXEC)
+        self._fd: int | None = None
+        try:
+            self._fd = os.open(self._temporary, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:  # too many open files, for one
+            self._temporary.unlink(missing_ok=True)
+            raise
         if (size := os.fstat(self._fd).st_size) != self._layout.file_bytes:
             self.discard()
             raise OSError(errno.EINVAL, f"{size} bytes are reserved, not {self._layout.file_bytes}")

@@ -1,12 +1,14 @@
 """The threads that write dumps, so that the scheduler never waits for a disk."""
 
 import errno
+import functools
 import itertools
 import logging
-import queue
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from statetap_contract import CaptureSpec, Receipt, dump_name
@@ -24,8 +26,8 @@ NUM_THREADS: Final = 2
 
 _STATUS_BY_ERRNO: Final = {errno.ENOSPC: 507, errno.EDQUOT: 507, errno.EEXIST: 409}
 
-#: First row and the rows themselves; None asks for the unfinished file to be dropped.
-Work: TypeAlias = "tuple[Capture, tuple[int, StagedRows] | None]"
+#: Something to do for a capture, in the thread of its lane.
+Work: TypeAlias = "tuple[Capture, Callable[[], None]]"
 
 
 class DumpWriter:
@@ -51,15 +53,15 @@ class DumpWriter:
         #: Set whenever some capture ended; the idle scheduler waits on it.
         self.settled = threading.Event()
         self._counting = threading.Lock()
-        self._queues: tuple[queue.SimpleQueue[Work], ...] = tuple(
-            queue.SimpleQueue() for _ in range(NUM_THREADS)
+        self._queues: tuple[SimpleQueue[Work], ...] = tuple(
+            SimpleQueue() for _ in range(NUM_THREADS)
         )
         self._lanes = itertools.cycle(range(NUM_THREADS))
         self._threads = tuple(
             threading.Thread(
-                target=self._run, args=(work,), name=f"statetap-writer-{lane}", daemon=True
+                target=self._run, args=(queue,), name=f"statetap-writer-{lane}", daemon=True
             )
-            for lane, work in enumerate(self._queues)
+            for lane, queue in enumerate(self._queues)
         )
         for thread in self._threads:
             thread.start()
@@ -92,9 +94,14 @@ class DumpWriter:
             patch_version=self.patch_version,
         )
 
+    def open(self, capture: "Capture") -> None:
+        """Has the capture's reserved space taken over, before any of its rows."""
+        self._queues[capture.lane].put((capture, capture.open_file))
+
     def enqueue(self, capture: "Capture", first_row: int, staged: StagedRows) -> None:
         """Hands rows to the capture's thread, which gives their buffer back."""
-        self._queues[capture.lane].put((capture, (first_row, staged)))
+        write = functools.partial(self._write, capture, first_row, staged)
+        self._queues[capture.lane].put((capture, write))
 
     def on_published(self) -> None:
         """A dump became visible."""
@@ -106,33 +113,26 @@ class DumpWriter:
         """A capture failed: its file is dropped by the thread that owns it."""
         with self._counting:
             self.num_failed += 1
-        self._queues[capture.lane].put((capture, None))
+        self._queues[capture.lane].put((capture, capture.drop_file))
         self.settled.set()
 
-    def _run(self, work: "queue.SimpleQueue[Work]") -> None:
+    def _run(self, queue: "SimpleQueue[Work]") -> None:
         while True:
-            capture, rows = work.get()
-            if rows is None:
-                self._drop(capture)
-            else:
-                self._write(capture, *rows)
+            capture, work = queue.get()
+            try:
+                work()
+            except OSError as error:
+                logger.warning("the dump of %s: %s", capture.key, error)
+                status = _STATUS_BY_ERRNO.get(error.errno or 0, 500)
+                capture.fail(f"cannot write the dump: {error}", status)
+            except Exception as error:  # the thread must outlive any single capture
+                logger.exception("writing the dump of %s failed", capture.key)
+                capture.fail(f"{type(error).__name__}: {error}")
             # The last reference to a vanished request's capture takes its file along.
-            del capture, rows
-
-    def _drop(self, capture: "Capture") -> None:
-        try:
-            capture.drop_file()
-        except OSError:
-            logger.exception("the unfinished dump of %s stays", capture.key)
+            del capture, work
 
     def _write(self, capture: "Capture", first_row: int, staged: StagedRows) -> None:
         try:
             capture.write(first_row, staged)
-        except OSError as error:
-            status = _STATUS_BY_ERRNO.get(error.errno or 0, 500)
-            capture.fail(f"cannot write the dump: {error}", status)
-        except Exception as error:  # the thread must outlive any single capture
-            logger.exception("writing the dump of %s failed", capture.key)
-            capture.fail(f"{type(error).__name__}: {error}")
         finally:
             self.transfer.give_back(staged)

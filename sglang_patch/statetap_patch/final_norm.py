@@ -34,4 +34,8 @@ class FinalNormInput:
 
     def _keep(self, _norm: Any, inputs: tuple[Any, ...], output: Any) -> None:
         # With a residual stream the norm adds it first, and returns the sum beside its result.
-        self._state = output[1] if isinstance(output, tuple) else inputs[0]
+        # Nothing here may raise: it would end the forward pass. None fails the captures of it.
+        if isinstance(output, tuple):
+            self._state = output[1]
+        else:
+            self._state = inputs[0] if inputs else None

@@ -33,7 +33,8 @@ def hook_table(
     """All hooks, bound to the two sides' state.
 
     Those that run once, at start, may end the server; so may a hook of the tokenizer process end
-    its request. All others are guarded.
+    its request. ``before_process_input`` guards its own part and calls SGLang, whose errors are not
+    the patch's to swallow. All others are guarded.
     """
 
     def prove(*_: Any, **__: Any) -> None:
@@ -45,7 +46,7 @@ def hook_table(
         Hook(
             f"{_SCHEDULER}.process_input_requests",
             "BEFORE",
-            guard.beside(scheduler.before_process_input),
+            scheduler.before_process_input,
         ),
         Hook(
             f"{_SCHEDULER}.maybe_sleep_on_idle",
@@ -87,6 +88,7 @@ def hook_table(
             )
             for source in ("disk", "distributed", "tensor", "ipc")
         ),
+        Hook(f"{_TOKENIZER}.check_weights", "AROUND", tokenizer.around_check_weights),
     )
     return table
 

@@ -32,6 +32,15 @@ _OWNED: Final = (
     "--revision",
     "--load-format",
     "--quantization",
+    "--quantization-param-path",
+    "--quantize-and-serve",
+    "--modelopt-quant",
+    "--kv-cache-dtype",
+    "--rl-quant-profile",
+    "--rl-on-policy-target",
+    "--enable-hisparse",
+    "--custom-weight-loader",
+    "--decrypted-config-file",
     "--json-model-override-args",
     "--dtype",
     "--host",
@@ -69,7 +78,9 @@ def prepare(
         # SGLang takes abbreviations.
         if name.startswith("--") and any(owned.startswith(name) for owned in _OWNED):
             raise UsageError(
-                "argument-owned", f"{argument} is set by statetap-sglang; leave it out"
+                "argument-owned",
+                f"{argument} is set by statetap-sglang, or would change states without changing "
+                "their capture spec; leave it out",
             )
     model = ModelFolder.read(arguments.model)
     layers = tuple(arguments.layers) if arguments.layers else None

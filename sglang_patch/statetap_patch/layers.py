@@ -50,6 +50,24 @@ CONVENTIONS: Final[Mapping[str, _Convention]] = dict.fromkeys(
 )
 
 
+#: Architectures whose slots are not the states of a layer: the residual stream, which SGLang keeps
+#: beside them, is not added. Found by comparing with HF; no index would be right.
+UNCAPTURABLE: Final = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
+
+
+#: Architectures whose rows were compared with HF's, value by value. Of the others only the layers'
+#: indices are known to be right.
+COMPARED: Final = frozenset(
+    {
+        "LlamaForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "KimiK25ForConditionalGeneration",
+    }
+)
+
+
 def raw_layer_ids(
     architecture: str, boundaries: tuple[int, ...], num_layers: int
 ) -> tuple[int, ...]:
@@ -64,8 +82,15 @@ def raw_layer_ids(
         num_layers: decoder layers of the model.
 
     Raises:
-        UsageError: kind ``layers-impossible``: no value of the flag captures exactly these.
+        UsageError: kind ``layers-impossible``: no value of the flag captures exactly these; kind
+            ``architecture-unsupported``: SGLang captures something else from every layer.
     """
+    if architecture in UNCAPTURABLE:
+        raise UsageError(
+            "architecture-unsupported",
+            f"SGLang's aux states of a {architecture} lack the residual stream, they are no hidden "
+            "states; such a model cannot be captured from with this SGLang",
+        )
     ids = CONVENTIONS.get(architecture, _after_layer)(boundaries)
     if ids is None:
         raise UsageError(

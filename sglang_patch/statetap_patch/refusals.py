@@ -40,6 +40,14 @@ def refuse_unsupported(scheduler: Any) -> None:
             not scheduler.spec_algorithm.is_none()
         ),
         "a model that does not generate (it has no last hidden state)": not scheduler.is_generation,
+        "--enable-encoder-swa-bounded-replay (a batch is computed in another form)": (
+            args.enable_encoder_swa_bounded_replay
+        ),
+        # The weights, or the numbers that they are computed in, are not those of the spec.
+        "--enable-memory-saver (weights can be released)": args.enable_memory_saver,
+        f"--device {args.device} (rows are copied from CUDA devices and from CPUs)": (
+            args.device not in ("cuda", "cpu")
+        ),
         # The prompt is not what the client sent.
         "--allow-auto-truncate (prompts are cut in silence)": args.allow_auto_truncate,
         # Hooks are not where requests are.

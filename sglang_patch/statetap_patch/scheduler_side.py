@@ -19,7 +19,7 @@ from statetap_patch.capture import Capture
 from statetap_patch.dump_writer import DumpWriter
 from statetap_patch.final_norm import FinalNormInput
 from statetap_patch.guard import Guard
-from statetap_patch.layers import captured_boundaries
+from statetap_patch.layers import COMPARED, captured_boundaries
 from statetap_patch.refusals import refuse_unsupported
 from statetap_patch.ring import Ring
 from statetap_patch.settings import HOLD_S, PatchSettings
@@ -98,7 +98,7 @@ class SchedulerSide:
                 "spec; start the server with statetap-sglang alone."
             )
         if get_parallel().attn_tp_rank == 0:
-            is_cuda = next(model.parameters()).is_cuda
+            is_cuda = scheduler.server_args.device == "cuda"
             ring = Ring(is_pinned=is_cuda)
             state.writer = DumpWriter(
                 state.settings.dumps,
@@ -108,8 +108,15 @@ class SchedulerSide:
                 patch_version=VERSION,
             )
             state.vocab_size = scheduler.model_config.vocab_size
-            state.context_length = scheduler.model_config.context_len
+            # Also what the key-value pool holds, of which SGLang keeps some back.
+            state.context_length = scheduler.max_req_input_len
             logger.info("statetap %s captures %s", VERSION, spec)
+            if served.architecture not in COMPARED:
+                logger.warning(
+                    "states of a %s were never compared with HF transformers; "
+                    "run statetap crosscheck on the first samples",
+                    served.architecture,
+                )
 
     def after_request_init(self, _result: Any, req: Any, *_: Any, **__: Any) -> None:
         """AFTER ``Req.__init__``: opens the capture of a request that asked for one."""
@@ -126,6 +133,7 @@ class SchedulerSide:
             request = CaptureRequest.from_json({k: v for k, v in asked.items() if k != ATTEMPT})
             capture = Capture(self._state.writer, request, attempt, list(req.origin_input_ids))
             setattr(req, _CAPTURE, capture)
+            self._state.writer.open(capture)
 
     def after_forward(
         self, result: Any, _worker: Any, batch: Any = None, *_: Any, **__: Any
@@ -158,7 +166,8 @@ class SchedulerSide:
         skip_req: Any = None,
     ) -> None:
         """AROUND ``SchedulerOutputStreamer.stream_output``: no answer before its dump is there."""
-        ready = []
+        plain: list[Any] = []
+        captured: list[Any] = []
         for req in reqs:
             is_ending = req is not skip_req and req.finished() and not req.finished_output
             if is_ending and self._must_wait(req):
@@ -167,8 +176,11 @@ class SchedulerSide:
                 self._state.held.setdefault(id(req), held)
             else:
                 self._state.held.pop(id(req), None)
-                ready.append(req)
-        original(streamer, ready, return_logprob, skip_req)
+                (captured if hasattr(req, _CAPTURE) else plain).append(req)
+        # Apart: SGLang gives every request of a message the extra fields that one of them has.
+        original(streamer, plain, return_logprob, skip_req)
+        if captured:
+            original(streamer, captured, return_logprob, skip_req)
 
     def before_process_input(self, *_: Any, **__: Any) -> None:
         """BEFORE ``Scheduler.process_input_requests``, once a turn of the event loop."""
@@ -195,7 +207,7 @@ class SchedulerSide:
         """BEFORE ``Scheduler.send_abort_output``: ends that bypass the output stream."""
         capture = getattr(req, _CAPTURE, None)
         if capture is not None:
-            capture.fail("the request was aborted", 499)
+            _abort_unless_complete(capture)
 
     def around_is_request_level(
         self, original: Callable[..., bool], streamer: Any, key: str
@@ -229,39 +241,39 @@ class SchedulerSide:
         if capture is None:
             return False
         try:
-            self._end_if_lost(req, capture)
-            if not capture.is_open:
-                _answer(req, capture)
+            return self._is_unsettled(req, capture)
         except Exception as error:  # noqa: BLE001  one request's, and others wait behind it
             # Admission turns an answer without a receipt into an error.
             self._guard.report(f"the answer to {capture.key}", error)
             return False
-        return capture.is_open
 
-    def _end_if_lost(self, req: Any, capture: Capture) -> None:
-        """Fails the capture of a finished request when nothing can come of it any more."""
+    def _is_unsettled(self, req: Any, capture: Capture) -> bool:
         from sglang.srt.managers.schedule_batch import FINISH_ABORT  # noqa: PLC0415  as above
 
-        writer = self._state.writer
         if isinstance(req.finished_reason, FINISH_ABORT):
-            capture.fail("the request was aborted", 499)
-        elif writer is None or not writer.is_alive:
+            # Nobody waits for the dump. It is still made when its rows are there, for the retry.
+            _abort_unless_complete(capture)
+            return False
+        writer = self._state.writer
+        if writer is None or not writer.is_alive:
             capture.fail("a writer thread is dead")
         elif capture.num_missing_rows:
             capture.fail(f"{capture.num_missing_rows} of {capture.num_rows} rows were not computed")
+        if capture.is_open:
+            return True
+        if capture.receipt is not None:
+            req.customized_info = (req.customized_info or {}) | {FIELD: [capture.receipt.to_json()]}
+        else:
+            # After the finish, hence without effect on the schedule that all ranks share.
+            req.finished_reason = FINISH_ABORT(
+                capture.error, capture.error_status, "StatetapCaptureError"
+            )
+        return False
 
 
-def _answer(req: Any, capture: Capture) -> None:
-    """Puts receipt or error into a finished request; both may be done twice."""
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT  # noqa: PLC0415  as above
-
-    if capture.receipt is not None:
-        req.customized_info = (req.customized_info or {}) | {FIELD: [capture.receipt.to_json()]}
-    elif not isinstance(req.finished_reason, FINISH_ABORT):
-        # After the finish, hence without effect on the schedule that all ranks share.
-        req.finished_reason = FINISH_ABORT(
-            capture.error, capture.error_status, "StatetapCaptureError"
-        )
+def _abort_unless_complete(capture: Capture) -> None:
+    if capture.num_missing_rows:
+        capture.fail("the request was aborted", 499)
 
 
 def _take_rows(

@@ -8,14 +8,18 @@ The names carry the attempt, not the key, so that a retry never meets what an ea
 left. Each step is one rename or link, so at any moment exactly one process owns a file.
 """
 
+import logging
 import os
 import time
 from pathlib import Path
 from typing import Final
 
+from statetap_contract.dump import is_dump_name
+
+logger = logging.getLogger(__name__)
+
 _RESERVED_SUFFIX: Final = ".reserved"
 _UNFINISHED_SUFFIX: Final = ".unfinished"
-_DUMP_PATTERN: Final = "*.safetensors"
 
 
 def unfinished_path(folder: Path, attempt: str) -> Path:
@@ -77,13 +81,17 @@ def expire(folder: Path, keep_s: float) -> int:
     A client that comes back later has its prompt computed again.
     """
     num_removed = 0
-    for file in folder.glob(_DUMP_PATTERN):
+    for file in folder.iterdir():
+        if not is_dump_name(file.name):
+            continue
         try:
             if time.time() - file.stat().st_mtime > keep_s:
                 file.unlink()
                 num_removed += 1
         except FileNotFoundError:
             continue  # fetched meanwhile
+        except OSError as error:  # the others' turn must come
+            logger.warning("%s stays: %s", file, error)
     return num_removed
 
 

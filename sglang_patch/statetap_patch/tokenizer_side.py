@@ -5,8 +5,9 @@ import errno
 import logging
 import uuid
 from array import array
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NoReturn, TypeVar
 
 from statetap_contract import FIELD, CaptureRequest, Prompt, Receipt, dump_name
 from statetap_contract.dump import DumpLayout
@@ -18,6 +19,11 @@ from statetap_patch.settings import PatchSettings
 from statetap_patch.space import give_back, keep, reserve
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+#: Finding the pages of a long prompt's dump takes a thread some tens of milliseconds.
+_NUM_FILE_THREADS: Final = 4
 
 #: Seconds after which there may be room again: clients fetch and delete dumps all the time.
 _RETRY_AFTER_S: Final = 2
@@ -45,6 +51,8 @@ class TokenizerSide:
 
     def __init__(self, settings: PatchSettings) -> None:
         self._settings = settings
+        # Not the loop's own threads: a dump folder that hangs must hang captures alone.
+        self._files = ThreadPoolExecutor(_NUM_FILE_THREADS, "statetap-admission")
 
     def after_init(self, *_: Any, **__: Any) -> None:
         """AFTER ``TokenizerManager.__init__``, of which a server has exactly one."""
@@ -78,26 +86,24 @@ class TokenizerSide:
                 f"the server takes fewer than {manager.context_len}",
             )
         prompt = Prompt(array("i", obj.input_ids), ())
-        receipt = self._published(wanted.key)
-        if receipt is not None:
-            if receipt.token_digest != prompt.token_digest():
-                _end(409, f"key {wanted.key} holds the dump of another prompt")
-            yield _replay(receipt)
-            return
-        if wanted.key in manager.rid_to_state:
-            # SGLang's own record, which also holds an aborted request until the scheduler is
-            # through with it; left to SGLang, the answer would be a 400, as for a bad request.
-            _end(409, f"key {wanted.key} is in flight")
         attempt = uuid.uuid4().hex
-        params[FIELD] = wanted.to_json() | {ATTEMPT: attempt}
-        await self._reserve(attempt, prompt.num_tokens)
-        try:
-            async for answer in original(manager, obj, request):
-                _prove_captured(answer, wanted.key)
-                yield answer
-        finally:
-            # What no writer has taken over by now was refused or aborted on the way.
-            give_back(self._settings.dumps, attempt)
+        receipt = await self._known(wanted, prompt, manager)
+        if receipt is None:
+            await self._reserve(attempt, prompt.num_tokens)
+            try:
+                # Again: much may have happened while room was made. From here to SGLang's own
+                # record of the key there is no pause in which another attempt could slip in.
+                receipt = await self._known(wanted, prompt, manager)
+                if receipt is None:
+                    params[FIELD] = wanted.to_json() | {ATTEMPT: attempt}
+                    async for answer in original(manager, obj, request):
+                        _prove_captured(answer, wanted.key)
+                        yield answer
+                    return
+            finally:
+                # What no writer has taken over by now was refused or aborted on the way.
+                self._files.submit(self._give_back, attempt)
+        yield _replay(receipt)
 
     async def around_update_weights(self, *_: Any, **__: Any) -> NoReturn:
         """AROUND ``TokenizerManager.update_weights_from_…``: refuses with a 409.
@@ -105,6 +111,29 @@ class TokenizerSide:
         Other weights under the same capture spec would be stored as if they were the first ones.
         """
         _end(409, "the weights of a capturing server cannot be changed; start another server")
+
+    async def around_check_weights(
+        self, original: Callable[..., Awaitable[Any]], manager: Any, check: Any, *others: Any
+    ) -> Any:
+        """AROUND ``TokenizerManager.check_weights``, one of whose actions overwrites them."""
+        if check.action == "reset_tensors":
+            await self.around_update_weights()
+        return await original(manager, check, *others)
+
+    async def _known(self, wanted: CaptureRequest, prompt: Prompt, manager: Any) -> Receipt | None:
+        """The receipt of the key's dump if there is one; a 409 where the key cannot be had."""
+        receipt = await self._in_file_thread(self._published, wanted.key)
+        if receipt is None:
+            if wanted.key in manager.rid_to_state:
+                # SGLang's own record, which also holds an aborted request until the scheduler is
+                # through with it; left to SGLang, the answer would be a 400, as for a bad request.
+                _end(409, f"key {wanted.key} is in flight")
+            return None
+        if receipt.token_digest != prompt.token_digest():
+            _end(409, f"key {wanted.key} holds the dump of another prompt")
+        if receipt.spec_digest != self._settings.spec.digest:
+            _end(409, f"key {wanted.key} holds a dump of spec {receipt.spec_digest}")
+        return receipt
 
     def _published(self, key: str) -> Receipt | None:
         """The receipt of a dump that is there, and stays long enough for its receipt's reader."""
@@ -120,15 +149,12 @@ class TokenizerSide:
         """Takes the space of the whole dump; a 503 with Retry-After when there is none."""
         folder, spec = self._settings.dumps, self._settings.spec
         num_bytes = DumpLayout(num_tokens, spec.row_width, spec.dtype).file_bytes
-        # In a thread: for a long prompt the kernel has many pages to find.
-        reserving = asyncio.get_running_loop().run_in_executor(
-            None, reserve, folder, attempt, num_bytes
-        )
+        reserving = self._in_file_thread(reserve, folder, attempt, num_bytes)
         try:
             await asyncio.shield(reserving)
         except asyncio.CancelledError:
             # The thread goes on; what it reserves belongs to nobody any more.
-            reserving.add_done_callback(lambda _: give_back(folder, attempt))
+            reserving.add_done_callback(lambda _: self._files.submit(self._give_back, attempt))
             raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -139,6 +165,17 @@ class TokenizerSide:
                     retry_after_s=_RETRY_AFTER_S,
                 )
             _end(500, f"cannot reserve room for a dump: {error}")
+
+    def _give_back(self, attempt: str) -> None:
+        try:
+            give_back(self._settings.dumps, attempt)
+        except OSError:
+            logger.exception("the room reserved for attempt %s stays taken", attempt)
+
+    def _in_file_thread(
+        self, function: Callable[..., _Result], *arguments: Any
+    ) -> "asyncio.Future[_Result]":
+        return asyncio.get_running_loop().run_in_executor(self._files, function, *arguments)
 
 
 def _custom_params(obj: Any) -> dict[str, Any] | None:
@@ -163,6 +200,8 @@ def _read_request(value: object, obj: Any, spec_digest: str) -> CaptureRequest:
         wanted = CaptureRequest.from_json(value)
     except ValueError as error:
         _refuse(obj, str(error))
+    if not hasattr(obj, "stream"):  # an embedding request, of which SGLang has no such field
+        _refuse(obj, "only what /generate takes can be captured")
     ids = obj.input_ids
     if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
         _refuse(obj, "the prompt must be given as input_ids, a list of integers")
@@ -172,9 +211,14 @@ def _read_request(value: object, obj: Any, spec_digest: str) -> CaptureRequest:
         _refuse(obj, f"the request id {obj.rid!r} must be the sample key {wanted.key}")
     if wanted.spec_digest != spec_digest:
         _refuse(obj, f"this server captures spec {spec_digest}, not {wanted.spec_digest}")
-    foreign = {what: None for field, what in _FOREIGN_FIELDS.items() if getattr(obj, field)}
-    for field, what in (("n", "n above 1"), ("beam_width", "beam search")):
-        if (obj.sampling_params.get(field) or 1) != 1:
+    # Whatever was given at all: an empty list is as foreign as a full one, and may do more harm.
+    foreign = {
+        what: None
+        for field, what in _FOREIGN_FIELDS.items()
+        if (given := getattr(obj, field)) is not None and given is not False
+    }
+    for field, what in (("n", "n other than 1"), ("beam_width", "beam search")):
+        if obj.sampling_params.get(field, 1) != 1:
             foreign[what] = None
     if foreign:
         _refuse(obj, f"a request with {', '.join(foreign)} cannot be captured")
@@ -201,21 +245,30 @@ def _prove_captured(answer: dict[str, Any], key: str) -> None:
     meta_info = answer["meta_info"]
     reason = meta_info.get("finish_reason")
     is_abort = isinstance(reason, dict) and reason.get("type") == "abort"
-    if FIELD not in meta_info and not is_abort:
+    if not meta_info.get(FIELD) and not is_abort:
         _end(500, f"{key} was served without being captured; the server's log says why")
 
 
 def _refuse_foreign_ids(obj: Any, vocab_size: int) -> None:
-    """One id outside the vocabulary would end an unpatched server."""
-    ids = getattr(obj, "input_ids", None)
-    if not isinstance(ids, list) or not ids:
-        return
-    for prompt in ids if isinstance(ids[0], list) else [ids]:
-        if prompt and all(isinstance(token, int) for token in prompt):
-            low, high = min(prompt), max(prompt)
-            if low < 0 or high >= vocab_size:
-                foreign = low if low < 0 else high
-                _refuse(obj, f"token id {foreign} is not in the vocabulary of {vocab_size}")
+    """One id outside the vocabulary would end an unpatched server, wherever it is asked for."""
+    params = getattr(obj, "sampling_params", None)
+    lists = [
+        getattr(obj, "input_ids", None),
+        *(
+            one.get("stop_token_ids")
+            for one in (params if isinstance(params, list) else [params])
+            if isinstance(one, dict)
+        ),
+    ]
+    for ids in lists:
+        if not isinstance(ids, list) or not ids:
+            continue
+        for several in ids if isinstance(ids[0], list) else [ids]:
+            if several and all(isinstance(token, int) for token in several):
+                low, high = min(several), max(several)
+                if low < 0 or high >= vocab_size:
+                    foreign = low if low < 0 else high
+                    _refuse(obj, f"token id {foreign} is not in the vocabulary of {vocab_size}")
 
 
 def _refuse(obj: Any, reason: str) -> NoReturn:

@@ -6,6 +6,7 @@ reads or writes them. The copy to the host then runs on a stream of its own, bes
 forward pass. On a CPU one copy does both.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,6 @@ class StagedRows:
     buffer: "torch.Tensor"
     #: Event of the device: the copy has ended. None where it ended before this was made.
     copied: Any = None
-    #: What is being copied. The device may use its memory again once nobody holds it.
-    sources: "tuple[torch.Tensor, ...]" = ()
 
     def wait(self) -> None:
         """Blocks until the rows are there. For writer threads, never for the scheduler."""
@@ -67,6 +66,8 @@ class Transfer:
         self._ids_offset = ring.buffer_bytes - 4 * self._max_rows
         self._cuda = cuda
         self._stream: Any = None if cuda is None else cuda.Stream()
+        #: Copies under way, oldest first: their end, and the clones that they read.
+        self._copying: deque[tuple[Any, tuple[torch.Tensor, ...]]] = deque()
 
     def stage(
         self, slots: "tuple[torch.Tensor, ...]", input_ids: "torch.Tensor", rows: range
@@ -94,6 +95,8 @@ class Transfer:
             try:
                 staged = self._copy([slot[piece] for slot in slots], input_ids[piece], buffer)
             except BaseException:  # the device may be out of memory
+                if self._stream is not None:
+                    self._stream.synchronize()  # a copy may be under way into the buffer
                 self._ring.give_back(buffer)
                 raise
             yield staged
@@ -135,11 +138,21 @@ class Transfer:
             torch.cat(parts, dim=1, out=states)
             fed_ids.copy_(ids)
             return StagedRows(states, fed_ids, buffer)
+        self._let_go_of_clones()
         cloned, cloned_ids = torch.cat(parts, dim=1), ids.to(torch.int32, copy=True)
         self._stream.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(self._stream):
             states.copy_(cloned, non_blocking=True)
             fed_ids.copy_(cloned_ids, non_blocking=True)
-            copied = self._cuda.Event()
+            copied = self._cuda.Event(blocking=True)  # a writer that waits leaves its core
             copied.record(self._stream)
-        return StagedRows(states, fed_ids, buffer, copied, (cloned, cloned_ids))
+        self._copying.append((copied, (cloned, cloned_ids)))
+        return StagedRows(states, fed_ids, buffer, copied)
+
+    def _let_go_of_clones(self) -> None:
+        """Gives the device back the memory of clones that were read.
+
+        Not later, as when the writer is through: a slow disk would hold a ring's worth of it.
+        """
+        while self._copying and self._copying[0][0].query():
+            self._copying.popleft()

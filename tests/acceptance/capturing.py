@@ -84,7 +84,6 @@ def request_body(job: Job, max_new_tokens: int = 0) -> dict[str, Any]:
         "input_ids": job.prompt.token_ids.tolist(),
         "sampling_params": {
             "max_new_tokens": max_new_tokens,
-            "ignore_eos": True,
             "temperature": 0,
             "custom_params": {FIELD: request.to_json()},
         },

@@ -18,6 +18,7 @@ from .capturing import (
     capture_in_time,
     generate,
     jobs_of,
+    post,
     prompts_of,
     request_body,
     unfinished,
@@ -102,6 +103,17 @@ def test_a_key_in_flight_is_refused(server: LocalServer) -> None:
     assert len({answer.receipt for answer in answers if answer.status == 200}) == 1
 
 
+def test_attempts_at_the_same_moment(server: LocalServer) -> None:
+    """15 keys, four times each, all at once: none is taken for a bad request."""
+    jobs = jobs_of(server.url, prompts_of([200] * 15, 16)) * 4
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        answers = list(threads.map(lambda job: ask(server.url, job), jobs))
+    assert {answer.status for answer in answers} <= {200, 409}
+    receipts = {answer.receipt for answer in answers if answer.status == 200}
+    assert {receipt.key for receipt in receipts if receipt} == {job.key for job in jobs}
+    assert len(receipts) == 15
+
+
 def test_clients_that_vanish_do_no_harm(
     server: LocalServer, dumps: Path, reference: Reference, capture: Capture
 ) -> None:
@@ -128,6 +140,10 @@ def test_clients_that_vanish_do_no_harm(
         ({"sampling_params": {"n": 2}}, 400),
         ({"sampling_params": {"custom_params": {FIELD: {"key": "../../x"}}}}, 400),
         ({"sampling_params": {"custom_params": {FIELD: [1]}}}, 400),
+        # These ended an unpatched server, or one that looked at their truth only.
+        ({"sampling_params": {"min_new_tokens": 2, "stop_token_ids": [100_000]}}, 400),
+        ({"token_indices_to_pool": []}, 400),
+        ({"positional_embed_overrides": 0}, 400),
     ],
 )
 def test_hostile_requests_harm_nobody(
@@ -147,14 +163,23 @@ def test_hostile_requests_harm_nobody(
 
 def test_the_weights_of_a_capturing_server_are_fixed(server: LocalServer, tiny_model: Path) -> None:
     """Other weights under the same capture spec would be stored as if they were the first."""
-    body = {"model_path": str(tiny_model)}
-    answer = httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=60)
-    assert not answer.is_success
-    assert "weights of a capturing server" in answer.text
+    for route, body in (
+        ("update_weights_from_disk", {"model_path": str(tiny_model)}),
+        ("weights_checker", {"action": "reset_tensors"}),
+    ):
+        answer = post(server.url, route, body)
+        assert not answer.is_success
+        assert "weights of a capturing server" in answer.text
+    assert post(server.url, "weights_checker", {"action": "checksum"}).is_success
 
 
-def test_a_prompt_beyond_the_context_is_refused(server: LocalServer, capture: Capture) -> None:
-    """It is not cut in silence."""
-    (job,) = jobs_of(server.url, prompts_of([5000], 13))
-    assert ask(server.url, job).status == 400
-    assert len(capture(prompts_of([3], 14))) == 1
+def test_a_prompt_beyond_the_context_is_refused(
+    server: LocalServer, dumps: Path, reference: Reference, capture: Capture
+) -> None:
+    """It is not cut in silence; the longest one that the handshake promises is taken."""
+    with Server(server.url) as client:
+        context_length = client.handshake().context_length
+    for length in (5000, context_length):
+        (job,) = jobs_of(server.url, prompts_of([length], 13))
+        assert ask(server.url, job).status == 400
+    assert_right(dumps, reference, capture(prompts_of([context_length - 1], 14)))

@@ -19,6 +19,7 @@ from statetap_patch.tokenizer_side import _FOREIGN_FIELDS, TokenizerSide
 OBJECTS = {
     "args": "ServerArgs",
     "batch": "ScheduleBatch",
+    "check": "CheckWeightsReqInput",
     "manager": "TokenizerManager",
     "obj": "GenerateReqInput",
     "output": "LogitsProcessorOutput",

@@ -10,7 +10,7 @@ from statetap_local.services import SERVER_ENVIRONMENT
 #: Written down by hand, so that a report that overlooks them cannot pass.
 KNOWN = {
     "DeepseekV3ForCausalLM",
-    "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
     "GptOssForCausalLM",
     "KimiK25ForConditionalGeneration",
     "LlamaForCausalLM",

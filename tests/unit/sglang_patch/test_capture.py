@@ -37,7 +37,9 @@ def new_writer(folder: Path, ring: Ring) -> DumpWriter:
 
 def begin(writer: DumpWriter, attempt: str = "a1", ids: list[int] = IDS) -> Capture:
     reserve(writer.folder, attempt, DumpLayout(len(ids), 12, "bfloat16").file_bytes)
-    return Capture(writer, CaptureRequest(KEY, len(ids), SPEC.digest), attempt, ids)
+    capture = Capture(writer, CaptureRequest(KEY, len(ids), SPEC.digest), attempt, ids)
+    writer.open(capture)
+    return capture
 
 
 def aux_and_last(num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,18 +75,13 @@ def wait(capture: Capture, writer: DumpWriter) -> None:
 
 
 def left(folder: Path, attempt: str) -> list[str]:
-    """What is in the folder once admission has given back the attempt's reservation."""
+    """What is in the folder once a failed attempt has ended on both sides."""
     give_back(folder, attempt)
-    return [file.name for file in folder.iterdir()]
-
-
-def wait_until_dropped(writer: DumpWriter) -> None:
-    """Until no attempt's unfinished file is left."""
     for _ in range(500):
-        if not list(writer.folder.glob(".*.unfinished")):
-            return
+        if not list(folder.glob(".*.unfinished")):
+            break
         time.sleep(0.01)
-    pytest.fail("a failed capture's file stayed")
+    return [file.name for file in folder.iterdir()]
 
 
 @pytest.mark.parametrize("cuts", [[7], [3, 7], [1, 2, 3, 4, 5, 6, 7]])
@@ -165,7 +162,6 @@ def test_an_abort_in_the_middle_leaves_nothing(tmp_path: Path, writer: DumpWrite
     feed(second, 0, 7, slots)
     wait(second, writer)
     assert second.receipt is not None
-    wait_until_dropped(writer)
     assert left(tmp_path, "a1") == [dump_name(KEY)]
 
 
@@ -184,8 +180,7 @@ def test_a_full_disk_fails_the_request_and_spares_the_thread(
         wait(capture, writer)
     assert capture.error_status == 507
     assert "No space left on device" in str(capture.error)
-    wait_until_dropped(writer)
-    assert list(tmp_path.iterdir()) == []
+    assert left(tmp_path, "a1") == []
     again = begin(writer, "a2")
     feed(again, 0, 7, slots)
     wait(again, writer)
@@ -197,14 +192,37 @@ def test_a_reservation_that_is_gone_or_of_another_size_fails_the_request(
 ) -> None:
     """Space that was given back, or reserved for another prompt, is not written to."""
     slots = aux_and_last(7)
-    gone, short = begin(writer, "gone"), begin(writer, "short")
-    give_back(tmp_path, "gone")
-    os.truncate(tmp_path / ".short.reserved", 10)
-    for capture, reason in ((gone, "No such file"), (short, "10 bytes are reserved, not")):
+    for attempt, status, reason in (
+        ("gone", 499, "ended before it began"),
+        ("short", 500, "10 bytes are reserved, not"),
+    ):
+        if attempt == "short":
+            reserve(tmp_path, attempt, 10)
+        capture = Capture(writer, CaptureRequest(KEY, 7, SPEC.digest), attempt, IDS)
+        writer.open(capture)
         feed(capture, 0, 7, slots)
         wait(capture, writer)
         assert reason in str(capture.error)
-    assert list(tmp_path.iterdir()) == []
+        assert capture.error_status == status
+        assert left(tmp_path, attempt) == []
+
+
+def test_too_many_open_files_leave_no_file_behind(
+    tmp_path: Path, writer: DumpWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The space was taken over already when the file could not be opened."""
+    open_file = os.open
+
+    def full(path: Path, *others: int) -> int:
+        if Path(path).suffix == ".unfinished":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return open_file(path, *others)
+
+    monkeypatch.setattr(os, "open", full)
+    capture = begin(writer)
+    wait(capture, writer)
+    assert "Too many open files" in str(capture.error)
+    assert left(tmp_path, "a1") == []
 
 
 def test_rows_larger_than_the_ring_pass_through_it(tmp_path: Path) -> None:
@@ -312,7 +330,9 @@ def test_many_captures_at_once_use_all_threads(tmp_path: Path) -> None:
         key = f"{number:032x}"
         attempt = f"m{number}"
         reserve(tmp_path, attempt, DumpLayout(60, 12, "bfloat16").file_bytes)
-        captures.append((ids, Capture(writer, CaptureRequest(key, 60, SPEC.digest), attempt, ids)))
+        capture = Capture(writer, CaptureRequest(key, 60, SPEC.digest), attempt, ids)
+        writer.open(capture)
+        captures.append((ids, capture))
     for first in range(0, 60, 7):
         for ids, capture in captures:
             feed(capture, first, min(first + 7, 60), slots, ids)

@@ -92,6 +92,8 @@ def test_what_the_launcher_sets_cannot_be_set_again(model: Path, dumps: Path) ->
         "--config=file.yaml",
         "--quantization",
         "--load-format=dummy",
+        "--kv-cache-dtype=fp8_e4m3",
+        "--custom-weight-loader",
     ):
         with pytest.raises(UsageError, match="set by statetap-sglang"):
             prepare(f"--model={model}", f"--dumps={dumps}", argument)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from statetap_contract import UsageError
-from statetap_patch.layers import captured_boundaries, raw_layer_ids
+from statetap_patch.layers import UNCAPTURABLE, captured_boundaries, raw_layer_ids
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,14 @@ def test_what_cannot_be_had_is_refused_with_what_can() -> None:
     with pytest.raises(UsageError, match=r"layer 1 .* from 2 to 60, or another") as caught:
         raw_layer_ids("DeepseekV3ForCausalLM", (1,), 61)
     assert caught.value.kind == "layers-impossible"
+
+
+@pytest.mark.parametrize("architecture", sorted(UNCAPTURABLE))
+def test_what_sglang_captures_wrongly_is_refused(architecture: str) -> None:
+    """Gemma 3's slots are not the states of any layer, whatever the index."""
+    with pytest.raises(UsageError, match=f"{architecture} lack the residual stream") as caught:
+        raw_layer_ids(architecture, (2, 4, 5), 8)
+    assert caught.value.kind == "architecture-unsupported"
 
 
 class Module(SimpleNamespace):

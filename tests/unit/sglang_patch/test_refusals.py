@@ -21,6 +21,9 @@ GOOD: dict[str, Any] = {
     "allow_auto_truncate": False,
     "tokenizer_worker_num": 1,
     "use_ray": False,
+    "enable_encoder_swa_bounded_replay": False,
+    "enable_memory_saver": False,
+    "device": "cuda",
     "enable_return_aux_hidden_states": True,
 }
 
@@ -60,6 +63,9 @@ def test_a_server_that_can_capture_is_let_through(changes: dict[str, Any]) -> No
         ({"allow_auto_truncate": True}, "--allow-auto-truncate"),
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
         ({"use_ray": True}, "--use-ray"),
+        ({"enable_encoder_swa_bounded_replay": True}, "--enable-encoder-swa-bounded-replay"),
+        ({"enable_memory_saver": True}, "--enable-memory-saver"),
+        ({"device": "xpu"}, "--device xpu"),
         ({"rust": object()}, "the Rust frontend"),
     ],
 )

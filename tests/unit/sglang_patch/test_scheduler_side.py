@@ -48,6 +48,7 @@ class Bench:
         self.side._state.writer = self.writer
         reserve(folder, "a1", DumpLayout(3, 8, "float32").file_bytes)
         self.capture = Capture(self.writer, CaptureRequest(KEY, 3, SPEC.digest), "a1", IDS)
+        self.writer.open(self.capture)
         self.sent: list[Any] = []
         self.req = SimpleNamespace(
             finished=lambda: True,
@@ -159,17 +160,50 @@ def test_missing_rows_fail_the_request(bench: Bench) -> None:
     assert bench.req.finished_reason.status_code == 500
 
 
-def test_an_aborted_request_keeps_its_own_reason(
+def test_an_abort_of_a_held_request_is_answered_at_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when it is aborted while it is held."""
-    hold(bench, monkeypatch)
+    """With its own reason; the rows are all there, so that the dump is made for the retry."""
+    (work,) = hold(bench, monkeypatch)
     reason = FinishAbort("by the client", 499, "")
     bench.req.finished_reason = reason
     bench.turn()
     assert bench.sent == [bench.req]
     assert bench.req.finished_reason is reason
-    assert "aborted" in str(bench.capture.error)
+    assert bench.req.customized_info is None
+    bench.writer.enqueue(*work)
+    bench.wait_until_settled()
+    assert bench.capture.receipt is not None
+    assert (bench.writer.folder / dump_name(KEY)).exists()
+
+
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_an_abort_before_the_last_row_ends_the_capture(bench: Bench, is_queued: bool) -> None:  # noqa: FBT001
+    """Whether SGLang ends it in its queue or through the output stream."""
+    bench.req.finished_reason = FinishAbort("by the client", 499, "")
+    if is_queued:
+        bench.side.before_abort_output(None, None, bench.req)
+    else:
+        bench.stream()
+        assert bench.sent == [bench.req]
+    assert "the request was aborted" in str(bench.capture.error)
+
+
+def test_an_error_of_sglangs_own_is_not_swallowed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A held answer that SGLang cannot send would otherwise be lost without a word."""
+    (work,) = hold(bench, monkeypatch)
+    bench.writer.enqueue(*work)
+    bench.wait_until_settled()
+
+    def broken(*_: Any) -> None:
+        raise ConnectionError("SGLang's socket")
+
+    monkeypatch.setattr(bench, "original", broken)
+    with pytest.raises(ConnectionError, match="SGLang's socket"):
+        bench.turn()
+    assert bench.guard.num_errors == 0
 
 
 def test_a_dead_writer_fails_the_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +227,18 @@ def test_requests_without_a_capture_pass(bench: Bench) -> None:
     plain = SimpleNamespace(finished=lambda: True, finished_output=False)
     bench.stream_output([plain])
     assert bench.sent == [plain]
+
+
+def test_captured_and_plain_answers_go_out_apart(bench: Bench) -> None:
+    """In one message SGLang would give the plain one an empty receipt."""
+    messages: list[list[Any]] = []
+    plain = SimpleNamespace(finished=lambda: True, finished_output=False)
+    bench.take_all_rows()
+    bench.wait_until_settled()
+    bench.side.around_stream_output(
+        lambda _streamer, reqs, *_: messages.append(reqs), None, [bench.req, plain], False
+    )
+    assert messages == [[plain], [bench.req]]
 
 
 def extend_batch(reqs: list[Any], prefixes: list[int], ids: list[int]) -> SimpleNamespace:
@@ -244,7 +290,7 @@ def test_a_hook_that_fails_lets_the_answer_go(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a receipt, which admission turns into an error; the failure is counted."""
-    monkeypatch.setattr(SchedulerSide, "_end_if_lost", lambda *_: 1 / 0)
+    monkeypatch.setattr(SchedulerSide, "_is_unsettled", lambda *_: 1 / 0)
     bench.stream()
     assert bench.sent == [bench.req]
     assert bench.req.customized_info is None

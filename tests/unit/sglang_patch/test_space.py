@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from statetap_contract import dump_name
 from statetap_patch.housekeeping import start_housekeeping
 from statetap_patch.space import expire, give_back, keep, reserve, sweep, take_over
 
@@ -68,14 +69,28 @@ def test_sweep_removes_only_what_was_left_unfinished(tmp_path: Path) -> None:
 def test_only_old_dumps_expire(tmp_path: Path) -> None:
     """What is young, was renewed, or is still being made stays."""
     long_ago = time.time() - 1000
-    for name in ("old", "young", "renewed"):
-        (tmp_path / f"{name}.safetensors").touch()
+    old, young, renewed = (tmp_path / dump_name(digit * 32) for digit in "123")
+    for dump in (old, young, renewed):
+        dump.touch()
     reserve(tmp_path, "slow", 10)
-    for name in ("old.safetensors", "renewed.safetensors", ".slow.reserved"):
-        os.utime(tmp_path / name, (long_ago, long_ago))
-    keep(tmp_path / "renewed.safetensors")
+    for file in (old, renewed, tmp_path / ".slow.reserved"):
+        os.utime(file, (long_ago, long_ago))
+    keep(renewed)
     assert expire(tmp_path, keep_s=500) == 1
-    assert names(tmp_path) == [".slow.reserved", "renewed.safetensors", "young.safetensors"]
+    assert names(tmp_path) == [".slow.reserved", young.name, renewed.name]
+
+
+def test_nothing_but_dumps_expires(tmp_path: Path) -> None:
+    """Whoever keeps weights in the dump folder keeps them; what cannot go hinders no other."""
+    weights, folder = tmp_path / "model.safetensors", tmp_path / dump_name("1" * 32)
+    weights.touch()
+    folder.mkdir()
+    dump = tmp_path / dump_name("2" * 32)
+    dump.touch()
+    for path in (weights, folder, dump):
+        os.utime(path, (1, 1))
+    assert expire(tmp_path, keep_s=500) == 1
+    assert names(tmp_path) == sorted([weights.name, folder.name])
 
 
 def test_housekeeping_runs_by_itself(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import errno
 import os
 import sys
 import threading
+import time
 from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -89,10 +90,23 @@ def admission(tmp_path: Path) -> Admission:
 @pytest.fixture(autouse=True)
 def starlette(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there only beside SGLang."""
+    starlette_stand_in(monkeypatch)
+
+
+def starlette_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("starlette.exceptions")
     module.HTTPException = HTTPError  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "starlette", ModuleType("starlette"))
     monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def wait_until_empty(folder: Path) -> None:
+    """Space is given back by a thread."""
+    for _ in range(500):
+        if not list(folder.iterdir()):
+            return
+        time.sleep(0.01)
+    pytest.fail(f"left behind: {list(folder.iterdir())}")
 
 
 class HTTPError(Exception):
@@ -111,7 +125,7 @@ def test_a_good_request_goes_on_with_an_attempt_id(admission: Admission) -> None
     assert len(asked["attempt"]) == 32
     # Header, 3 rows of 12 bfloat16, 3 ids of 4 bytes.
     assert admission.files == [f".{asked['attempt']}.reserved {4096 + 3 * 24 + 3 * 4}"]
-    assert list(admission.folder.iterdir()) == []  # nobody took it over
+    wait_until_empty(admission.folder)  # nobody took it over
 
 
 def test_a_writers_file_is_left_alone(admission: Admission) -> None:
@@ -134,7 +148,7 @@ def test_sglangs_own_refusal_gives_the_space_back(admission: Admission) -> None:
     admission.act = refuse
     with pytest.raises(ValueError, match="not today"):
         admission.admit(request())
-    assert list(admission.folder.iterdir()) == []
+    wait_until_empty(admission.folder)
 
 
 @pytest.mark.parametrize(
@@ -169,12 +183,13 @@ def test_a_client_that_vanishes_while_space_is_reserved_leaves_none(
     admission: Admission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that reserves cannot be stopped; what it made is given back."""
-    is_reserving, may_go_on = threading.Event(), threading.Event()
+    is_reserving, may_go_on, is_done = (threading.Event() for _ in range(3))
 
     def slow(*arguments: Any) -> None:
         is_reserving.set()
         may_go_on.wait(10)
         reserve(*arguments)
+        is_done.set()
 
     monkeypatch.setattr("statetap_patch.tokenizer_side.reserve", slow)
     side = TokenizerSide(PatchSettings(admission.folder, SPEC, (0, 2), keep_s=60))
@@ -187,21 +202,23 @@ def test_a_client_that_vanishes_while_space_is_reserved_leaves_none(
         with pytest.raises(asyncio.CancelledError):
             await task
         may_go_on.set()
-        # Leaving ``asyncio.run`` waits for the thread; one turn more for its callback.
-        await asyncio.get_running_loop().shutdown_default_executor()
-        await asyncio.sleep(0)
+        await asyncio.get_running_loop().run_in_executor(None, is_done.wait, 10)
+        await asyncio.sleep(0.05)  # the loop must still be there for the thread's callback
 
     asyncio.run(vanish())
     assert admission.asked == []
-    assert list(admission.folder.iterdir()) == []
+    wait_until_empty(admission.folder)
 
 
 def test_an_answer_without_a_receipt_is_an_error(admission: Admission) -> None:
     """A capture that got lost inside the patch must not look like a success."""
-    admission.answer = {"meta_info": {"finish_reason": {"type": "length"}}}
-    with pytest.raises(HTTPError, match="without being captured") as caught:
-        admission.admit(request())
-    assert caught.value.status_code == 500
+    # Empty: what SGLang gives a request when another one of the same message has a receipt.
+    lost_receipts: tuple[dict[str, Any], ...] = ({}, {FIELD: []})
+    for lost in lost_receipts:
+        admission.answer = {"meta_info": {"finish_reason": {"type": "length"}} | lost}
+        with pytest.raises(HTTPError, match="without being captured") as caught:
+            admission.admit(request())
+        assert caught.value.status_code == 500
 
 
 def test_an_abort_is_passed_on(admission: Admission) -> None:
@@ -231,11 +248,17 @@ def test_ordinary_traffic_passes_untouched(admission: Admission) -> None:
         ({"input_ids": [5, 6]}, "2 tokens, the client counted 3"),
         ({"rid": "other"}, "request id 'other'"),
         ({"stream": True}, "a stream cannot"),
-        ({"params": {"n": 2}}, "n above 1 cannot"),
+        ({"params": {"n": 2}}, "n other than 1 cannot"),
+        ({"params": {"n": None}}, "n other than 1 cannot"),
+        ({"params": {"stop_token_ids": [5, 100]}}, "token id 100 is not in the vocabulary of 100"),
         ({"session_params": {"id": "s"}}, "a session cannot"),
         ({"params": {"beam_width": 4}}, "beam search cannot"),
         ({"input_embeds": [[0.0]]}, "input embeddings cannot"),
         ({"image_data": ["x.png"]}, "images cannot"),
+        # Two that were seen to end a server.
+        ({"token_indices_to_pool": []}, "setwise scoring cannot"),
+        ({"positional_embed_overrides": 0}, "overridden embeddings cannot"),
+        ({"text": ""}, "a text beside its ids cannot"),
         ({"session_id": "s", "session_params": {"id": "s"}}, "a request with a session cannot"),
         ({"input_ids": [5] * 50, "wanted": LONG}, "has 50 tokens, the server takes fewer than 50"),
         ({"lora_path": "other", "stream": True}, "a stream, a LoRA adapter cannot"),
@@ -310,6 +333,70 @@ def test_the_key_of_another_prompt_is_a_conflict(admission: Admission) -> None:
     publish(admission.folder, [9, 9, 9])
     with pytest.raises(HTTPError, match="another prompt") as caught:
         admission.admit(request())
+    assert caught.value.status_code == 409
+
+
+def test_a_dump_of_another_spec_is_a_conflict(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an earlier server of the same folder left it, under a key that its client made up."""
+    monkeypatch.setattr(SPEC.__class__, "digest", "f" * 32)
+    publish(admission.folder, IDS)
+    monkeypatch.undo()
+    starlette_stand_in(monkeypatch)
+    with pytest.raises(HTTPError, match=f"a dump of spec {'f' * 32}") as caught:
+        admission.admit(request())
+    assert caught.value.status_code == 409
+
+
+def test_of_attempts_at_the_same_moment_one_is_computed(admission: Admission) -> None:
+    """The others are told that the key is in flight; a 400 would make dead letters of them."""
+    manager = SimpleNamespace(**vars(MANAGER) | {"rid_to_state": {}})
+    side = TokenizerSide(PatchSettings(admission.folder, SPEC, (0, 2), keep_s=60))
+
+    async def sglang(_manager: Any, obj: Any, _request: Any) -> AsyncIterator[dict[str, Any]]:
+        if obj.rid in manager.rid_to_state:
+            raise ValueError("Duplicate request ID detected")
+        manager.rid_to_state[obj.rid] = obj
+        await asyncio.sleep(0.05)  # all of them are here by now
+        yield admission.answer
+
+    async def ask() -> int:
+        try:
+            async for _ in side.around_generate_request(sglang, manager, request()):
+                pass
+        except HTTPError as error:
+            return error.status_code
+        return 200
+
+    async def ask_all() -> list[int]:
+        return await asyncio.gather(*(ask() for _ in range(8)))
+
+    assert sorted(asyncio.run(ask_all())) == [200] + [409] * 7
+    wait_until_empty(admission.folder)
+
+
+def test_an_embedding_request_is_refused(admission: Admission) -> None:
+    """SGLang gives its request another class, without most of the fields."""
+    obj = SimpleNamespace(rid=KEY, input_ids=list(IDS), sampling_params=request().sampling_params)
+    with pytest.raises(ValueError, match="only what /generate takes"):
+        admission.admit(obj)
+
+
+def test_the_weights_can_be_looked_at_and_not_changed(admission: Admission) -> None:
+    """One action of SGLang's weight checker overwrites them with random numbers."""
+    side = TokenizerSide(PatchSettings(admission.folder, SPEC, (0, 2), keep_s=60))
+
+    async def check(_manager: Any, obj: Any, _request: Any) -> str:
+        return f"done: {obj.action}"
+
+    def ask(action: str) -> Any:
+        obj = SimpleNamespace(action=action)
+        return asyncio.run(side.around_check_weights(check, MANAGER, obj, None))
+
+    assert ask("checksum") == "done: checksum"
+    with pytest.raises(HTTPError, match="weights of a capturing server") as caught:
+        ask("reset_tensors")
     assert caught.value.status_code == 409
 
 

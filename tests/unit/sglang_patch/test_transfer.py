@@ -125,17 +125,20 @@ class Device:
     def __init__(self, slots: tuple[torch.Tensor, ...], ids: torch.Tensor) -> None:
         self._outputs = (*slots, ids)
         self.log: list[str] = []
+        self.has_copied = False
 
     def Stream(self) -> SimpleNamespace:  # noqa: N802  torch's name
-        return SimpleNamespace(wait_stream=self._wait)
+        return SimpleNamespace(wait_stream=self._wait, synchronize=lambda: self.log.append("drain"))
 
     def current_stream(self) -> str:
         return "forward"
 
-    def Event(self) -> SimpleNamespace:  # noqa: N802  torch's name
+    def Event(self, *, blocking: bool) -> SimpleNamespace:  # noqa: N802  torch's name
+        assert blocking
         return SimpleNamespace(
             record=lambda _: self.log.append("record"),
             synchronize=lambda: self.log.append("synchronize"),
+            query=lambda: self.has_copied,
         )
 
     @contextmanager
@@ -157,11 +160,41 @@ def test_a_device_copies_a_clone_on_a_stream_of_its_own() -> None:
     device = Device(slots, ids)
     ring = Ring(is_pinned=False, num_buffers=1, buffer_bytes=8 * ROW_BYTES)
     expected, expected_ids = torch.cat(slots, 1), ids.tolist()
-    (piece,) = Transfer(ring, SPEC, device).stage(slots, ids, range(8))
+    transfer = Transfer(ring, SPEC, device)
+    (piece,) = transfer.stage(slots, ids, range(8))
     assert device.log == ["wait for forward", "enter", "record", "leave"]
     assert torch.equal(piece.states, expected)
     assert piece.fed_ids.tolist() == expected_ids
-    # The clones live until the writer is through: the device may not use their memory before.
-    assert [source.shape for source in piece.sources] == [(8, 12), (8,)]
     piece.wait()
     assert device.log[-1] == "synchronize"
+
+
+def test_a_device_keeps_clones_until_they_are_read() -> None:
+    """Not until the writer is through with their rows, and never while a copy may read them."""
+    slots, ids = batch(8)
+    device = Device(slots, ids)
+    ring = Ring(is_pinned=False, num_buffers=8, buffer_bytes=2 * ROW_BYTES + 8)
+    transfer = Transfer(ring, SPEC, device)
+    assert len(list(transfer.stage(slots, ids, range(8)))) == 4
+    assert len(transfer._copying) == 4
+    device.has_copied = True
+    list(transfer.stage(slots, ids, range(2)))
+    assert len(transfer._copying) == 1
+
+
+def test_a_device_that_fails_is_awaited_before_its_buffer_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy may be under way when something after it fails."""
+    slots, ids = batch(8)
+    device = Device(slots, ids)
+    ring = Ring(is_pinned=False, num_buffers=1, buffer_bytes=8 * ROW_BYTES)
+
+    def broken(**_: object) -> None:
+        raise RuntimeError("no event")
+
+    monkeypatch.setattr(device, "Event", broken)
+    with pytest.raises(RuntimeError, match="no event"):
+        list(Transfer(ring, SPEC, device).stage(slots, ids, range(8)))
+    assert device.log[-1] == "drain"
+    assert ring.take() is not None
