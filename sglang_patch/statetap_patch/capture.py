@@ -94,16 +94,14 @@ class Capture:
                 next_row=self._next_row,
                 num_rows=self.num_rows,
             )
-        except RowGapError as gap:
-            self.fail(str(gap))
-            return
-        if not placement.num_rows:
-            return
-        rows = range(placement.batch_row, placement.batch_row + placement.num_rows)
-        try:
+            if not placement.num_rows:
+                return
+            rows = range(placement.batch_row, placement.batch_row + placement.num_rows)
             for staged in self._writer.transfer.stage(slots, input_ids, rows):
                 self._writer.enqueue(self, self._next_row, staged)
                 self._next_row += len(staged.fed_ids)
+        except RowGapError as gap:
+            self.fail(str(gap))
         except TimeoutError as error:
             self.fail(str(error), 503)
         except Exception as error:  # this capture may fail, the others of the batch must not

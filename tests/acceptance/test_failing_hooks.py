@@ -24,6 +24,7 @@ from .reference import Reference
 #: A fault in every hook that a request goes through, each for prompts of one length.
 FAULTY = """
 def register():
+    from statetap_patch import capture
     from statetap_patch.capture import Capture
     from statetap_patch.scheduler_side import SchedulerSide
 
@@ -31,14 +32,14 @@ def register():
         original = getattr(owner, name)
 
         def faulty(*args, **kwargs):
-            if num_rows(*args) == length:
+            if num_rows(*args, **kwargs) == length:
                 raise RuntimeError(f"a fault in {name}")
             return original(*args, **kwargs)
 
         setattr(owner, name, faulty)
 
     fail_at(Capture, "__init__", 21, lambda _self, _writer, request, *_: request.num_tokens)
-    fail_at(Capture, "take_rows", 22, lambda self: self.num_rows)
+    fail_at(capture, "place", 22, lambda *, num_rows, **_: num_rows)
     fail_at(Capture, "write", 23, lambda self, *_: self.num_rows)
     fail_at(Capture, "open_file", 24, lambda self: self.num_rows)
     fail_at(SchedulerSide, "_is_unsettled", 25, lambda _self, _req, capture: capture.num_rows)
@@ -88,5 +89,5 @@ def test_a_fault_costs_its_request_alone(
         state = client.handshake()  # raises when a writer is dead
     # Two of the five are faults in a hook; the others are in what fails a capture by itself.
     assert state.num_hook_errors == 2 * 4
-    assert "a fault in take_rows" in server.log.read_text()
+    assert "a fault in place" in server.log.read_text()
     assert generate(server, [5, 6, 7], max_new_tokens=8)["meta_info"]["completion_tokens"] == 8

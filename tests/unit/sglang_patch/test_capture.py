@@ -239,6 +239,18 @@ def test_rows_larger_than_the_ring_pass_through_it(tmp_path: Path) -> None:
     assert tensors["token_ids"].tolist() == ids
 
 
+def test_rows_that_come_again_are_passed_over(tmp_path: Path, writer: DumpWriter) -> None:
+    """After a retraction the first batch may hold nothing new, and less than was taken before."""
+    capture, slots = begin(writer), aux_and_last(7)
+    feed(capture, 0, 5, slots)
+    feed(capture, 0, 3, slots)
+    feed(capture, 3, 7, slots)
+    wait(capture, writer)
+    assert capture.error is None
+    states = load_file(tmp_path / dump_name(KEY))["states"]
+    assert torch.equal(states, torch.cat(slots, dim=1))
+
+
 def test_a_cursor_beyond_the_batch_is_caught(tmp_path: Path, writer: DumpWriter) -> None:
     """Slices are cut by torch without a word; fewer rows are never taken for all."""
     capture, (aux, last) = begin(writer), aux_and_last(7)
