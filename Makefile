@@ -7,10 +7,10 @@ SERVER_VENV := .venv-server
 PACKAGES := contract store producer worker sglang_patch infra/local
 
 
-.PHONY: help install demo test check stress bench lock clean
+.PHONY: help install demo test stress architectures check bench lock clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 install: $(VENV)/.installed $(SERVER_VENV)/.installed ## make both environments; leaves the command in .venv/bin/statetap
 
@@ -36,6 +36,9 @@ test: install ## unit, integration and acceptance tests, the latter on a real SG
 
 stress: install ## 5,000 captures with everything at once on a real server; SEED=n for other requests
 	$(VENV)/bin/pytest -s tests/acceptance/test_stress.py --stress-requests=5000 $(if $(SEED),--stress-seed=$(SEED))
+
+architectures: install ## three choices of layers for each architecture; the tests have one
+	$(VENV)/bin/pytest tests/acceptance/test_architectures.py --all-layers
 
 check: install ## formatting, lint, types, import rules, duplicate names
 	$(VENV)/bin/ruff format --check .

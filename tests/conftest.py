@@ -23,9 +23,12 @@ hypothesis.settings.load_profile("statetap")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much of a stress test to run, and which one."""
+    """How much of the longest tests to run, and which."""
     group = parser.getgroup("statetap")
     group.addoption("--stress-requests", type=int, default=500, help="captured requests")
+    group.addoption(
+        "--all-layers", action="store_true", help="three choices of layers an architecture, not one"
+    )
     group.addoption("--stress-seed", type=int, default=1, help="the same seed, the same requests")
 
 

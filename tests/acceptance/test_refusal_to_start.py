@@ -12,6 +12,8 @@ import pytest
 from statetap_local.service import free_port
 from statetap_local.services import SERVER_ENVIRONMENT
 
+from .capturing import write_plugin
+
 MISSING = """
 def register():
     from sglang.srt.managers.scheduler import Scheduler
@@ -43,15 +45,7 @@ def start(tiny_model: Path, tmp_path: Path) -> Start:
     """Starts a server beside a plugin with the given source; returns once it has ended."""
 
     def start_beside(plugin: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "other_plugin.py").write_text(plugin)
-        metadata = tmp_path / "other_plugin-1.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: other-plugin\nVersion: 1\n"
-        )
-        (metadata / "entry_points.txt").write_text(
-            "[sglang.srt.plugins]\nother = other_plugin:register\n"
-        )
+        environment = write_plugin(tmp_path, plugin)
         dumps = tmp_path / "dumps"
         dumps.mkdir()
         command = [
@@ -65,7 +59,7 @@ def start(tiny_model: Path, tmp_path: Path) -> Start:
         ]
         return subprocess.run(
             command,
-            env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+            env=environment | {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=120,
