@@ -1,8 +1,11 @@
 """The state before the final norm, which no output of SGLang's models carries."""
 
-from typing import Any
+from typing import Any, Final
 
 from statetap_patch.layers import capturing_module
+
+#: Set on models that fuse the last reduction with the norm: the norm module is not called then.
+_FUSED: Final = ("finalize_norm", "flashinfer_mnnvl_cutedsl_fusion")
 
 
 class FinalNormInput:
@@ -16,9 +19,12 @@ class FinalNormInput:
         """Attaches to a loaded SGLang model.
 
         Raises:
-            ValueError: the module that captures aux layers has no ``norm``.
+            ValueError: the module that captures aux layers has no ``norm``, or passes it by.
         """
-        norm = getattr(capturing_module(model), "norm", None)
+        decoder = capturing_module(model)
+        if any(getattr(decoder, name, None) is not None for name in _FUSED):
+            raise ValueError(f"{type(model).__name__} fuses its final norm with what is before it")
+        norm = getattr(decoder, "norm", None)
         if norm is None:
             raise ValueError(f"{type(model).__name__} has no final norm to look before")
         self._state: Any = None

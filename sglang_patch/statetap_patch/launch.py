@@ -241,7 +241,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start beside an SGLang that this patch was never tested with",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=30000, help="port (%(default)s)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=int, default=30000, help="port (default: %(default)s)")
     parser.add_argument("--cpu", action="store_true", help="serve on a plain CPU, without CUDA")
     return parser

@@ -58,3 +58,12 @@ def test_a_model_without_a_final_norm_is_refused() -> None:
     del model.model.norm
     with pytest.raises(ValueError, match="Model has no final norm"):
         FinalNormInput(model)
+
+
+@pytest.mark.parametrize("name", ["finalize_norm", "flashinfer_mnnvl_cutedsl_fusion"])
+def test_a_fused_final_norm_is_refused(name: str) -> None:
+    """At start: its module is never called, and every capture would fail later."""
+    model = Model()
+    setattr(model.model, name, object())
+    with pytest.raises(ValueError, match="Model fuses its final norm"):
+        FinalNormInput(model)
