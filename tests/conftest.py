@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Nothing may look for a model hub, and nothing would find one.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Started in the background, a process has Ctrl-C ignored, and so has all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine that is busy with servers draws examples slowly, which is no fault of a test.
 hypothesis.settings.register_profile(
