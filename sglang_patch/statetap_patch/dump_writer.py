@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: One thread checksums and writes to shared memory at two to three GB/s, which a large server's
-#: prefill comes near; both release the interpreter's lock.
+#: Checksums and writes release the interpreter's lock, so that a second thread doubles the rate
+#: where one would be short of a large server's prefill.
 NUM_THREADS: Final = 2
 
 _STATUS_BY_ERRNO: Final = {errno.ENOSPC: 507, errno.EDQUOT: 507, errno.EEXIST: 409}

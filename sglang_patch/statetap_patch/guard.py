@@ -32,7 +32,7 @@ class Guard:
         return guarded
 
     def around(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """For hooks AROUND their target, which still runs exactly once.
+        """For hooks AROUND their target, which runs all the same, and not again if it ran before.
 
         What the target itself raises is SGLang's own, and passes.
         """

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-#: Finding the pages of a long prompt's dump takes a thread some tens of milliseconds.
+#: More than one, because the kernel has many pages to find for a long prompt's dump.
 _NUM_FILE_THREADS: Final = 4
 
 #: Seconds after which there may be room again: clients fetch and delete dumps all the time.
