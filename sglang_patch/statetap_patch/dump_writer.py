@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Checksums and writes release the interpreter's lock, so that a second thread doubles the rate
-#: where one would be short of a large server's prefill.
+#: More than one, for servers whose prefill is faster than one thread checksums and writes; both
+#: release the interpreter's lock.
 NUM_THREADS: Final = 2
 
 _STATUS_BY_ERRNO: Final = {errno.ENOSPC: 507, errno.EDQUOT: 507, errno.EEXIST: 409}
