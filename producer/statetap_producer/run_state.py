@@ -75,5 +75,5 @@ class RunState:
             stored_tokens=self._scanner.num_tokens,
             stored_bytes=self._scanner.num_bytes,
             dead_by_kind=dict(self._dead_by_kind.most_common()),
-            unreadable_shards=list(self._scanner.unreadable.values()),
+            unreadable_shards=[error.message for error in self._scanner.unreadable.values()],
         )

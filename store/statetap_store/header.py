@@ -118,8 +118,9 @@ class ShardHeader:
             )
         try:
             with h5py.File(HeaderFile(header, ENDLESS), "r") as hdf5:
-                _check_format(hdf5, path)
-                return _read_header(hdf5)
+                attributes = dict(hdf5.attrs)
+                _check_format(attributes, path)
+                return _read_header(hdf5, attributes)
         except _UNREADABLE as error:
             raise CheckError(
                 "shard-unreadable",
@@ -141,10 +142,10 @@ def _create_dataset(
     h5py.h5d.create(hdf5.id, name.encode(), element, space, properties)
 
 
-def _check_format(hdf5: Any, path: Path) -> None:
-    if hdf5.attrs.get("format") != FORMAT:
+def _check_format(attributes: dict[str, Any], path: Path) -> None:
+    if attributes.get("format") != FORMAT:
         raise CheckError("shard-foreign", f"{path} is an HDF5 file but not a statetap shard")
-    version = int(hdf5.attrs["format_version"])
+    version = int(attributes["format_version"])
     if version > FORMAT_VERSION:
         raise CheckError(
             "shard-newer",
@@ -153,8 +154,7 @@ def _check_format(hdf5: Any, path: Path) -> None:
         )
 
 
-def _read_header(hdf5: Any) -> ShardHeader:
-    attributes = hdf5.attrs
+def _read_header(hdf5: Any, attributes: dict[str, Any]) -> ShardHeader:
     spec = CaptureSpec.from_json(json.loads(attributes["spec"]))
     index, states = hdf5["index"], hdf5["states"]
     header = ShardHeader(
@@ -180,15 +180,15 @@ def _read_header(hdf5: Any) -> ShardHeader:
             states_offset=states.id.get_offset() or 0,
         ),
     )
-    _check_consistent(header, hdf5)
+    _check_consistent(header, hdf5, attributes)
     return header
 
 
-def _check_consistent(header: ShardHeader, hdf5: Any) -> None:
+def _check_consistent(header: ShardHeader, hdf5: Any, attributes: dict[str, Any]) -> None:
     """Everything that is said twice must agree. Raises ValueError."""
     for name, expected in header.attributes().items():
-        if not np.array_equal(hdf5.attrs[name], expected):
-            raise ValueError(f"attribute {name!r} is {hdf5.attrs[name]!r}, not {expected!r}")
+        if not np.array_equal(attributes[name], expected):
+            raise ValueError(f"attribute {name!r} is {attributes[name]!r}, not {expected!r}")
     for name, (shape, dtype, _) in header.datasets().items():
         if hdf5[name].shape != shape or hdf5[name].dtype != dtype:
             raise ValueError(f"dataset {name!r} has shape {hdf5[name].shape}, not {shape}")

@@ -29,7 +29,7 @@ _PREFIX: Final = struct.Struct("<QQ")
 class HeaderCopies:
     """The header region as it stands on disk, and what its copies say it should be."""
 
-    #: The first ``ALIGNMENT`` bytes of the file.
+    #: What the file starts with: as many bytes as the proven header has, or the whole region.
     on_disk: bytes
     #: What each slot holds; None where it is empty or fails its checksum.
     slots: tuple[bytes | None, bytes | None]
@@ -49,7 +49,7 @@ class HeaderCopies:
     @property
     def is_intact(self) -> bool:
         """Whether the header on disk is the proven one."""
-        return self.proven is not None and self.on_disk.startswith(self.proven)
+        return self.proven is not None and self.on_disk == self.proven
 
     @property
     def is_seal_unfinished(self) -> bool:
@@ -61,8 +61,9 @@ class HeaderCopies:
 def read_copies(fd: int) -> HeaderCopies:
     """Reads the header and both slots of an open file, whatever it is."""
     slots = [_read_slot(fd, slot) for slot in (OPEN_SLOT, SEALED_SLOT)]
+    proven = slots[SEALED_SLOT][0] or slots[OPEN_SLOT][0]
     return HeaderCopies(
-        on_disk=read_range(fd, ByteRange(0, ALIGNMENT)),
+        on_disk=read_range(fd, ByteRange(0, len(proven) if proven else ALIGNMENT)),
         slots=(slots[0][0], slots[1][0]),
         damaged_slots=tuple(number for number, (_, is_damaged) in enumerate(slots) if is_damaged),
     )
@@ -92,11 +93,14 @@ def slot_offset(slot: int) -> int:
 
 def _read_slot(fd: int, slot: int) -> tuple[bytes | None, bool]:
     """The slot's copy, and whether the slot is damaged."""
-    data = read_range(fd, ByteRange(slot_offset(slot), SLOT_BYTES))
-    if not data.strip(b"\0"):
+    offset = slot_offset(slot)
+    prefix = read_range(fd, ByteRange(offset, _PREFIX.size))
+    if not any(prefix):
         return None, slot == OPEN_SLOT
-    length, expected = _PREFIX.unpack_from(data.ljust(_PREFIX.size, b"\0"))
-    header = data[_PREFIX.size :][:length]
-    if len(header) != length or length == 0 or xxhash.xxh3_64_intdigest(header) != expected:
+    length, expected = _PREFIX.unpack(prefix.ljust(_PREFIX.size, b"\0"))
+    if not 0 < length <= SLOT_BYTES - _PREFIX.size:
+        return None, True
+    header = read_range(fd, ByteRange(offset + _PREFIX.size, length))
+    if len(header) != length or xxhash.xxh3_64_intdigest(header) != expected:
         return None, True
     return header, False

@@ -21,7 +21,7 @@ class HeaderFile(io.RawIOBase):
     """Holds the first ``ALIGNMENT`` bytes; what is written behind them is dropped, and zero."""
 
     def __init__(self, header: bytes = b"", length: int = 0) -> None:
-        self._region = bytearray(header.ljust(ALIGNMENT, b"\0"))
+        self._region = bytearray(header)
         self._length = length
         self._position = 0
 
@@ -32,7 +32,7 @@ class HeaderFile(io.RawIOBase):
 
     def header(self, num_bytes: int) -> bytes:
         """The region's first bytes."""
-        return bytes(self._region[:num_bytes])
+        return bytes(self._region[:num_bytes]).ljust(num_bytes, b"\0")
 
     def readable(self) -> bool:
         return True
@@ -62,6 +62,8 @@ class HeaderFile(io.RawIOBase):
     def write(self, data: "ReadableBuffer", /) -> int:
         view = memoryview(data).cast("B")
         kept = view[: max(0, ALIGNMENT - self._position)]
+        if kept:
+            self._region.extend(bytes(max(0, self._position - len(self._region))))
         self._region[self._position : self._position + len(kept)] = kept
         self._position += len(view)
         self._length = max(self._length, self._position)

@@ -1,10 +1,15 @@
-"""One row of a shard's index: 128 bytes that prove themselves and the payload of one sample."""
+"""Rows of a shard's index: 128 bytes each that prove themselves and the payload of one sample.
+
+A million rows are handled as one array of ``ROW_DTYPE``; a single one that is written or looked
+at closely is an ``IndexRow``.
+"""
 
 import struct
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 from statetap_contract import KEY_FORM
 
@@ -38,8 +43,19 @@ ROW_DTYPE: Final = np.dtype(
     ]
 )
 
+#: Rows of ``ROW_DTYPE``, one-dimensional.
+Rows = npt.NDArray[np.void]
+
+#: The same 128 bytes as what is hashed, and the hash.
+_HASHED: Final = np.dtype([("fields", "V120"), ("xxh3", "<u8")])
+
 _FIELDS: Final = struct.Struct("<II32sQIIQQQQQQ16x")
 _HASH: Final = struct.Struct("<Q")
+
+#: Where the key's bytes lie in a row.
+_KEY: Final = slice(8, 40)
+#: Whether a byte is a lower-case hex digit.
+_IS_HEX: Final = np.isin(np.arange(256), np.frombuffer(b"0123456789abcdef", np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +109,65 @@ class IndexRow:
         return fields + _HASH.pack(xxhash.xxh3_64_intdigest(fields))
 
     @classmethod
+    def of(cls, record: np.void) -> "IndexRow":
+        """The row that one element of ``ROW_DTYPE``, known to be right, holds."""
+        return cls(
+            state=int(record["state"]),
+            key=readable_key(record["key"]) or "",
+            token_offset=int(record["token_offset"]),
+            num_tokens=int(record["num_tokens"]),
+            states_xxh3=int(record["states_xxh3"]),
+            ids_xxh3=int(record["ids_xxh3"]),
+            mask_xxh3=int(record["mask_xxh3"]),
+            time_ns=int(record["time_ns"]),
+            sequence=int(record["sequence"]),
+            num_durable=int(record["num_durable"]),
+        )
+
+    @classmethod
     def decode(cls, data: bytes, sequence: int) -> "IndexRow | None":
         """Reads row number ``sequence``; None when these bytes are not that row, whole."""
-        fields = data[: _FIELDS.size]
-        if len(data) != ROW_BYTES or _HASH.unpack_from(data, _FIELDS.size)[
-            0
-        ] != xxhash.xxh3_64_intdigest(fields):
+        if len(data) != ROW_BYTES:
             return None
-        magic, state, key, offset, num_tokens, _, *rest = _FIELDS.unpack(fields)
-        row = cls(state, readable_key(key) or "", offset, num_tokens, *rest)
-        is_known = state == STATE_VOID or (state == STATE_SAMPLE and row.key and num_tokens > 0)
-        is_placed = row.sequence == sequence and row.num_durable <= sequence
-        return row if magic == ROW_MAGIC and is_known and is_placed else None
+        records = np.frombuffer(data, ROW_DTYPE)
+        return cls.of(records[0]) if are_rows(records, np.array([sequence]))[0] else None
+
+
+def are_rows(records: Rows, sequences: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    """Which of the records are whole, and the rows of these numbers.
+
+    Args:
+        records: [n].
+        sequences: [n], the number that each row must have.
+
+    Returns:
+        bool [n].
+    """
+    hashed = records.view(_HASHED)
+    digests = map(xxhash.xxh3_64_intdigest, hashed["fields"])
+    is_whole = np.fromiter(digests, np.uint64, len(records)) == hashed["xxh3"]
+    has_key = _IS_HEX[records.view(np.uint8).reshape(-1, ROW_BYTES)[:, _KEY]].all(axis=1)
+    is_sample = (records["state"] == STATE_SAMPLE) & has_key & (records["num_tokens"] > 0)
+    is_known = is_sample | (records["state"] == STATE_VOID)
+    is_placed = (records["sequence"] == sequences) & (records["num_durable"] <= sequences)
+    is_right: npt.NDArray[np.bool_] = (
+        is_whole & (records["magic"] == ROW_MAGIC) & is_known & is_placed
+    )
+    return is_right
+
+
+def samples_of(rows: Rows) -> Rows:
+    """The rows that describe a sample."""
+    samples: Rows = rows[rows["state"] == STATE_SAMPLE]
+    return samples
+
+
+def keys_of(rows: Rows) -> list[str]:
+    """The sample keys of rows that describe samples, in their order."""
+    # One string cut into pieces: five times as fast as a string from each element.
+    text = rows["key"].tobytes().decode("ascii")
+    width = ROW_DTYPE["key"].itemsize
+    return [text[start : start + width] for start in range(0, len(text), width)]
 
 
 def readable_key(key: bytes) -> str | None:
@@ -113,19 +176,23 @@ def readable_key(key: bytes) -> str | None:
     return text if KEY_FORM.fullmatch(text) else None
 
 
-def key_of_damaged(data: bytes, sequence: int) -> str | None:
-    """The sample key in a damaged row: certain when one bit is wrong, else as it stands.
+def mended_row(data: bytes, sequence: int) -> IndexRow | None:
+    """The row that ``data`` was before one bit of it changed; None when more is wrong.
 
-    All 1024 rows that differ in one bit are tried against the checksum, which takes about a
-    millisecond.
+    All 1024 rows that differ in one bit are tried against the checksum.
     """
+    if len(data) != ROW_BYTES:
+        return None
+    bits = np.eye(8 * ROW_BYTES, dtype=np.bool_)
+    trials = np.frombuffer(data, np.uint8) ^ np.packbits(bits, axis=1, bitorder="little")
+    records = trials.view(ROW_DTYPE).reshape(-1)
+    [found] = np.nonzero(are_rows(records, np.full(len(records), sequence)))
+    return IndexRow.of(records[found[0]]) if len(found) else None
+
+
+def key_of_damaged(data: bytes, sequence: int) -> str | None:
+    """The sample key in a damaged row: certain when one bit is wrong, else as it stands."""
     if not any(data):
         return None
-    bits = bytearray(data)
-    for bit in range(8 * len(bits)):
-        bits[bit // 8] ^= 1 << bit % 8
-        row = IndexRow.decode(bytes(bits), sequence)
-        if row is not None:
-            return row.key or None
-        bits[bit // 8] ^= 1 << bit % 8
-    return readable_key(data[8:40])
+    row = mended_row(data, sequence)
+    return (row.key or None) if row is not None else readable_key(data[_KEY])

@@ -17,7 +17,7 @@ def publish_shard(path: Path, header: ShardHeader) -> None:
     The caller holds the shard's lock, so the temporary name is its own.
 
     Raises:
-        StopError: kind ``shard-exists``, ``disk-full`` or ``shard-broken``.
+        StopError: kind ``shard-exists``, ``disk-full``, ``not-writable`` or ``shard-broken``.
     """
     encoded = header.encode()
     temporary = _temporary_name(path)
@@ -51,7 +51,7 @@ def make_folder(folder: Path) -> None:
 
     Raises:
         MissingError: kind ``folder-missing``, its parent does not exist either.
-        StopError: kind ``disk-full`` or ``shard-broken``.
+        StopError: kind ``disk-full``, ``not-writable`` or ``shard-broken``.
     """
     try:
         folder.mkdir()

@@ -10,6 +10,7 @@ from statetap_contract import CaptureSpec, CheckError
 
 from statetap_store.dtypes import storage_dtype
 from statetap_store.file_bytes import read_into
+from statetap_store.index_row import IndexRow
 from statetap_store.payload import PayloadPart, fits, payload_parts
 from statetap_store.provenance import Provenance
 from statetap_store.sample import Sample, SampleEntry
@@ -35,9 +36,9 @@ class ShardReader:
         except BaseException:
             self._shard.close()
             raise
-        self._rows = {row.sequence: row for row in index.samples}
+        self._rows = {int(row["sequence"]): IndexRow.of(row) for row in index.samples}
         #: All samples, in the order in which they were appended.
-        self.samples = tuple(SampleEntry.of(row, path) for row in self._rows.values())
+        self.samples = tuple(SampleEntry.of(row, path) for row in index.samples)
 
     @property
     def path(self) -> Path:

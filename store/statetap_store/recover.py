@@ -16,8 +16,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from statetap_store.file_bytes import read_pieces, write_at
-from statetap_store.index_row import ROW_BYTES, STATE_VOID, IndexRow
+from statetap_store.index_row import ROW_BYTES, STATE_VOID, IndexRow, Rows, samples_of
 from statetap_store.layout import ByteRange, ShardLayout
 from statetap_store.payload import is_payload_intact, payload_parts
 from statetap_store.shard_index import ShardIndex
@@ -27,8 +29,10 @@ from statetap_store.shard_index import ShardIndex
 class Recovery:
     """What recovery found. After a sync of the file, all of it is durable."""
 
-    #: Rows of proven samples, ascending.
-    samples: tuple[IndexRow, ...]
+    #: Rows of the samples that were durable, ascending.
+    durable: Rows
+    #: Rows of the later samples whose payload is proven, ascending.
+    proven: tuple[IndexRow, ...]
     #: Rows that replace unproven ones.
     voids: tuple[IndexRow, ...]
     #: Numbers of the rows to be cleared.
@@ -41,26 +45,32 @@ class Recovery:
 def plan_recovery(fd: int, layout: ShardLayout, index: ShardIndex) -> Recovery:
     """Decides, without writing, which rows stay and which become void."""
     bound = index.num_durable
-    durable = [row for row in index.rows if row.sequence < bound]
-    late = {row.sequence: row for row in index.rows if row.sequence >= bound}
+    durable = index.rows[: len(index.rows) - len(index.late)]
+    late = {row.sequence: row for row in map(IndexRow.of, index.late)}
     proven = {
         sequence: row
         for sequence, row in late.items()
         if not row.is_sample or is_payload_intact(fd, layout, row)
     }
-    token_end = max((row.token_end for row in durable), default=0)
+    token_end = _token_end(durable)
     if bound - 1 in index.damaged:
         # Its tokens are unknown, but they end where those of a later row start.
         token_end = max(token_end, min(row.token_offset for row in late.values()))
-    kept = (*durable, *proven.values())
     voids = tuple(_voids(late, proven, token_end, range(bound, index.end)))
     return Recovery(
-        samples=tuple(row for row in kept if row.is_sample),
+        durable=samples_of(durable),
+        proven=tuple(row for row in proven.values() if row.is_sample),
         voids=voids,
         junk=index.junk,
         next_sequence=index.end,
-        next_token=max((row.token_end for row in (*kept, *voids)), default=0),
+        next_token=max([token_end, *(row.token_end for row in (*proven.values(), *voids))]),
     )
+
+
+def _token_end(rows: Rows) -> int:
+    """The first token after those of all rows."""
+    ends = rows["token_offset"] + rows["num_tokens"].astype(np.uint64)
+    return int(ends.max(initial=0))
 
 
 def _voids(
@@ -91,8 +101,8 @@ def _voids(
         )
 
 
-def write_recovery(fd: int, layout: ShardLayout, recovery: Recovery, num_durable: int) -> None:
-    """Writes void rows, clears junk, and writes again every proven row from ``num_durable`` on.
+def write_recovery(fd: int, layout: ShardLayout, recovery: Recovery) -> None:
+    """Writes void rows, clears junk, and writes every proven late row again.
 
     Writing them again, payload and all, is not idle. Their keys are about to be treated as
     stored, and what was just verified may have come from memory: from a writer that was killed
@@ -102,11 +112,10 @@ def write_recovery(fd: int, layout: ShardLayout, recovery: Recovery, num_durable
     Raises:
         OSError: the shard is as unproven as before.
     """
-    for row in recovery.samples:
-        if row.sequence >= num_durable:
-            for part in payload_parts(layout, row):
-                _rewrite(fd, part.where)
-            _rewrite(fd, layout.row(row.sequence))
+    for row in recovery.proven:
+        for part in payload_parts(layout, row):
+            _rewrite(fd, part.where)
+        _rewrite(fd, layout.row(row.sequence))
     for row in recovery.voids:
         write_at(fd, row.encode(), layout.row(row.sequence).offset)
     for sequence in recovery.junk:

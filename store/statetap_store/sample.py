@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from statetap_store.index_row import IndexRow
-
 
 @dataclass(frozen=True, slots=True)
 class SampleEntry:
@@ -27,16 +25,16 @@ class SampleEntry:
     states_xxh3: int
 
     @classmethod
-    def of(cls, row: IndexRow, path: Path) -> "SampleEntry":
-        """The entry for an index row of a shard."""
+    def of(cls, record: np.void, path: Path) -> "SampleEntry":
+        """The entry for a row of a shard's index."""
         return cls(
-            key=row.key,
-            token_offset=row.token_offset,
-            num_tokens=row.num_tokens,
-            sequence=row.sequence,
+            key=record["key"].decode(),
+            token_offset=int(record["token_offset"]),
+            num_tokens=int(record["num_tokens"]),
+            sequence=int(record["sequence"]),
             path=path,
-            time_ns=row.time_ns,
-            states_xxh3=row.states_xxh3,
+            time_ns=int(record["time_ns"]),
+            states_xxh3=int(record["states_xxh3"]),
         )
 
 

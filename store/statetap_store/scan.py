@@ -49,10 +49,11 @@ def scan_run(folder: Path) -> RunIndex:
                     "capture spec a run folder of its own",
                 )
             for row in shard.load_index().samples:
-                if row.key in samples:
+                entry = SampleEntry.of(row, path)
+                if entry.key in samples:
                     num_duplicates += 1
                 else:
-                    samples[row.key] = SampleEntry.of(row, path)
-                    num_bytes += row.num_tokens * token_bytes(spec)
+                    samples[entry.key] = entry
+                    num_bytes += entry.num_tokens * token_bytes(spec)
     num_tokens = sum(entry.num_tokens for entry in samples.values())
     return RunIndex(tuple(samples.values()), num_duplicates, num_tokens, num_bytes, spec, shards)

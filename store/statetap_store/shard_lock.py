@@ -16,7 +16,7 @@ class ShardLock:
     name.
 
     Raises:
-        StopError: kind ``shard-locked``, another writer has it; ``disk-full`` or
+        StopError: kind ``shard-locked``, another writer has it; ``disk-full``, ``not-writable`` or
             ``shard-broken``, there can be no lock file.
     """
 

@@ -55,7 +55,6 @@ class ShardSet:
         self._shard_bytes = shard_bytes
         self._spec = spec
         self._provenance = provenance
-        self._stored: set[str] = set()
         self._next_sequence = 1
         self._writer: ShardWriter | None = None
         self._others = RunScanner(folder)
@@ -70,9 +69,13 @@ class ShardSet:
         Raises:
             StopError: kinds of ``stored_keys``.
         """
-        if key in self._stored or (self._writer is not None and key in self._writer.keys):
+        if not isinstance(key, str):
+            return False
+        if self._writer is not None and key in self._writer.keys:
             return True
-        return isinstance(key, str) and self._is_stored_elsewhere(key)
+        if self._others.durable_in(key) is None:
+            self._others.refresh(leave_out=self._own)
+        return self._is_stored_elsewhere(key)
 
     def append(
         self,
@@ -91,7 +94,7 @@ class ShardSet:
             StopError: kinds of ``ShardWriter.append``, ``create`` and ``seal``.
             ValueError: an argument has another form than described there.
         """
-        if key in self._stored:
+        if self._is_stored_elsewhere(key):
             return False
         if self._writer is not None:
             try:
@@ -118,8 +121,8 @@ class ShardSet:
         """
         if self._writer is not None:
             self._writer.seal()
-            self._stored.update(self._writer.keys)
             self._writer = None
+            self._others.refresh()
 
     def close(self) -> None:
         """Commits and lets go of the newest shard, which is continued next time.
@@ -137,41 +140,48 @@ class ShardSet:
         self.close()
 
     def _is_stored_elsewhere(self, key: str) -> bool:
-        self._others.refresh()
         if key not in self._others.keys:
             return False
         # A sample that its writer may not have committed is proven and synced from here, because
-        # whoever asks is about to acknowledge it. One's own is committed by ``commit`` alone.
-        to_prove = self._others.shards_to_prove(key)
-        own = self._writer.path if self._writer is not None else None
-        return not to_prove or any(
-            key in stored_keys(path, self._spec) for path in to_prove if path != own
+        # whoever asks is about to acknowledge it.
+        return self._others.durable_in(key) is not None or any(
+            key in stored_keys(path, self._spec) for path in self._others.late_in(key)
         )
 
+    @property
+    def _own(self) -> Path | None:
+        """The shard that is being appended to, whose writer knows best what it holds."""
+        return self._writer.path if self._writer is not None else None
+
     def _open_newest(self) -> None:
-        others = shard_paths(self._folder)
         own = [
             (sequence, path)
-            for path in others
+            for path in shard_paths(self._folder)
             if (sequence := shard_sequence(path.name, self._writer_name)) is not None
         ]
         if own:
             newest, path = max(own)
             self._next_sequence = newest + 1
             self._writer = _open_unsealed(path)
-            if self._writer is not None:
-                others.remove(path)
         try:
             if self._writer is not None and self._writer.spec != self._spec:
                 raise spec_mismatch(self._writer.path, self._writer.spec, self._spec)
-            for other in others:
-                self._stored |= stored_keys(other, self._spec)
+            self._look_at_others()
             if self._writer is not None and self._writer.provenance != self._provenance:
                 # Its attributes would say something untrue about new samples.
                 self.seal()
         except BaseException:
             self.close()
             raise
+
+    def _look_at_others(self) -> None:
+        """Raises StopError where it cannot be known what is stored, or for another's shard."""
+        self._others.refresh(leave_out=self._own)
+        for error in self._others.unreadable.values():
+            raise StopError(error.kind, error.message) from error
+        for path, spec in self._others.specs.items():
+            if spec != self._spec:
+                raise spec_mismatch(path, spec, self._spec)
 
     def _create(self, num_tokens: int) -> ShardWriter:
         path = self._folder / shard_name(self._writer_name, self._next_sequence)

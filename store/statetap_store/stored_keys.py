@@ -6,6 +6,7 @@ from pathlib import Path
 from statetap_contract import CaptureSpec, CheckError, StopError
 
 from statetap_store.disk_errors import stop_for
+from statetap_store.index_row import keys_of
 from statetap_store.recover import plan_recovery
 from statetap_store.shard_file import ShardFile
 
@@ -27,7 +28,7 @@ def stored_keys(path: Path, spec: CaptureSpec) -> set[str]:
             shard.check_length()
             recovery = plan_recovery(shard.fd, shard.header.layout, shard.load_index())
             os.fdatasync(shard.fd)
-            return {row.key for row in recovery.samples}
+            return {*keys_of(recovery.durable), *(row.key for row in recovery.proven)}
     except CheckError as error:
         raise StopError(error.kind, error.message) from error
     except OSError as error:

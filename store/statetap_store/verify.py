@@ -50,7 +50,7 @@ def verify_shard(
         except CheckError as error:
             return ShardReport(path, 0, 0, 0, (Fault(error.kind, None, error.message),))
         faults = [*_header_faults(shard), *_index_faults(shard, index)]
-        samples = tuple(index.samples)
+        samples = [IndexRow.of(row) for row in index.samples]
         num_tokens = sum(row.num_tokens for row in samples)
         num_bytes = num_tokens * token_bytes(shard.header.spec)
         if not quick:
@@ -106,7 +106,7 @@ def _index_faults(shard: ShardFile, index: ShardIndex) -> Iterator[Fault]:
         )
     keys: set[str] = set()
     next_sequence = next_token = 0
-    for row in index.rows:
+    for row in map(IndexRow.of, index.rows):
         yield from _placement_faults(shard, row, next_sequence, next_token)
         next_sequence = row.sequence + 1
         next_token = max(next_token, row.token_end)

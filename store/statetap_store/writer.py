@@ -22,7 +22,7 @@ from statetap_contract import CaptureSpec, CheckError, MissingError, StopError
 from statetap_store.disk_errors import stop_for
 from statetap_store.file_bytes import write_at
 from statetap_store.header import ShardHeader
-from statetap_store.index_row import STATE_SAMPLE, IndexRow
+from statetap_store.index_row import STATE_SAMPLE, IndexRow, keys_of
 from statetap_store.layout import ByteRange, ShardLayout
 from statetap_store.payload import payload_parts
 from statetap_store.provenance import Provenance
@@ -126,11 +126,12 @@ class ShardWriter:
         index = shard.load_index()
         with self._writing("recover samples"):
             recovery = plan_recovery(shard.fd, layout, index)
-            write_recovery(shard.fd, layout, recovery, index.num_durable)
+            write_recovery(shard.fd, layout, recovery)
             os.fdatasync(shard.fd)
-        self._durable = {row.key for row in recovery.samples}
-        self._num_samples = len(recovery.samples)
-        self._num_tokens = sum(row.num_tokens for row in recovery.samples)
+        self._durable = {*keys_of(recovery.durable), *(row.key for row in recovery.proven)}
+        self._num_samples = len(recovery.durable) + len(recovery.proven)
+        self._num_tokens = int(recovery.durable["num_tokens"].sum())
+        self._num_tokens += sum(row.num_tokens for row in recovery.proven)
         self._num_durable_rows = self._next_sequence = recovery.next_sequence
         self._next_token = recovery.next_token
 

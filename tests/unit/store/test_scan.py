@@ -178,7 +178,7 @@ def test_scanner_goes_on_without_an_unreadable_shard(folder: Path) -> None:
     scanner = RunScanner(folder)
     scanner.refresh()
     assert list(scanner.unreadable) == [broken]
-    assert "is not an HDF5 file" in scanner.unreadable[broken]
+    assert "is not an HDF5 file" in scanner.unreadable[broken].message
     assert scanner.num_samples == 9
     broken.unlink()
     scanner.refresh()
