@@ -48,6 +48,8 @@ def enqueue(run: RunFolder, redis_url: str, on_progress: Callable[[int], None]) 
     state = RunState(run)
     settled = state.stored | state.dead
     spec_digest = state.spec.digest
+    inputs = run.read_record().inputs
+    text_digests = inputs.tokenizer_digest, inputs.template_digest
     queue = queue_name(spec_digest)
     num_queued_before = broker.counts(queue).num_queued
     num_enqueued = 0
@@ -58,7 +60,7 @@ def enqueue(run: RunFolder, redis_url: str, on_progress: Callable[[int], None]) 
             for row in state.plan.rows():
                 if row.key in settled:
                     continue
-                job = Job(row.key, run.name, spec_digest, row.prompt)
+                job = Job(row.key, run.name, spec_digest, row.prompt, *text_digests)
                 app.send_task(
                     TASK_NAME,
                     args=[job.to_message()],

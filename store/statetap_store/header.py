@@ -62,6 +62,8 @@ class ShardHeader:
             "sglang_version": self.provenance.sglang_version,
             "patch_version": self.provenance.patch_version,
             "raw_layer_ids": np.array(self.provenance.raw_layer_ids, "<i8"),
+            "tokenizer_digest": self.provenance.tokenizer_digest,
+            "template_digest": self.provenance.template_digest,
             "created": self.created,
             "sealed": self.is_sealed,
         }
@@ -166,6 +168,8 @@ def _read_header(hdf5: Any, attributes: dict[str, Any]) -> ShardHeader:
             sglang_version=str(attributes["sglang_version"]),
             patch_version=str(attributes["patch_version"]),
             raw_layer_ids=tuple(int(layer) for layer in attributes["raw_layer_ids"]),
+            tokenizer_digest=str(attributes["tokenizer_digest"]),
+            template_digest=str(attributes["template_digest"]),
         ),
         created=str(attributes["created"]),
         is_sealed=bool(attributes["sealed"]),

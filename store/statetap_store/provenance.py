@@ -17,3 +17,7 @@ class Provenance:
     patch_version: str
     #: Value of ``--return-aux-hidden-state-layer-ids`` that the server was started with.
     raw_layer_ids: tuple[int, ...]
+    #: Digests of the tokenizer's files and of the chat template that made the prompts; empty where
+    #: these came as token ids.
+    tokenizer_digest: str = ""
+    template_digest: str = ""

@@ -97,7 +97,7 @@ class Bench:
 
 def job_of(number: int, length: int) -> Job:
     ids = array("i", [(7 * number + i) % 1000 for i in range(length)])
-    return Job.of(RUN, SPEC.digest, Prompt(ids, ((0, 1),)))
+    return Job.of(RUN, SPEC.digest, Prompt(ids, ((0, 1),)), "ab" * 16, "cd" * 16)
 
 
 @pytest.fixture
@@ -118,6 +118,10 @@ def assert_stored_once(bench: Bench, jobs: list[Job]) -> None:
     found = []
     for path in sorted((bench.runs / RUN / "shards").glob("*.h5")):
         with ShardReader(path) as reader:
+            provenance = reader.provenance
+            assert (provenance.run, provenance.host) == (RUN, "stand-in")
+            assert provenance.tokenizer_digest == "ab" * 16
+            assert provenance.template_digest == "cd" * 16
             for entry in reader.samples:
                 sample = reader.read(entry)
                 ids = np.array(expected[entry.key].prompt.token_ids, np.int32)

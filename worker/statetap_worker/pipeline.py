@@ -40,8 +40,8 @@ class Pipeline:
     spec: CaptureSpec
     #: The server's dump folder, as this host sees it.
     dumps: Path
-    #: Gives the shards of a run, by the run's name.
-    shards_of: Callable[[str], ShardSet]
+    #: Gives the shards of a job's run.
+    shards_of: Callable[[Job], ShardSet]
 
     def extract(self, job: Job) -> Outcome:
         """Extracts, proves and stores one prompt; returns once the sample is durable.
@@ -57,7 +57,7 @@ class Pipeline:
                 f"job {job.key} wants spec {job.spec_digest}, the server at {self.server.url} "
                 f"captures {self.spec.digest}",
             )
-        shards = self.shards_of(job.run)
+        shards = self.shards_of(job)
         if job.key in shards:
             # Stored before its message was acknowledged; the dump may have been left behind.
             delete_dump(self.dumps, job.key)

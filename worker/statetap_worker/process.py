@@ -86,7 +86,9 @@ class WorkerProcess:
             )
         self._has_shaken_hands = True
 
-    def _shards_of(self, run: str) -> ShardSet:
+    def _shards_of(self, job: Job) -> ShardSet:
+        """The shards of the job's run, with the provenance of its first job: a run has one plan."""
+        run = job.run
         if run not in self._shards:
             capture = self._capture
             folder = self._settings.runs / run / "shards"
@@ -107,6 +109,8 @@ class WorkerProcess:
                     sglang_version=capture.sglang_version,
                     patch_version=capture.patch_version,
                     raw_layer_ids=capture.raw_layer_ids,
+                    tokenizer_digest=job.tokenizer_digest,
+                    template_digest=job.template_digest,
                 ),
                 shard_bytes=self._settings.shard_bytes,
             )

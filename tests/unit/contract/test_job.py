@@ -16,7 +16,8 @@ SPEC = "ab" * 16
 
 
 def job() -> Job:
-    return Job.of("a-run", SPEC, Prompt(array("i", [3, 1, 4, 1, 5, 9]), ((2, 4), (5, 6))))
+    prompt = Prompt(array("i", [3, 1, 4, 1, 5, 9]), ((2, 4), (5, 6)))
+    return Job.of("a-run", SPEC, prompt, tokenizer_digest="cd" * 16, template_digest="ef" * 16)
 
 
 def test_a_job_survives_the_queue() -> None:
@@ -34,12 +35,14 @@ def test_ids_are_packed() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
         ({"version": True}, "not int"),
         ({"key": "0" * 32}, "holds another prompt"),
         ({"run": "../escape"}, "run name"),
         ({"run": ""}, "run name"),
         ({"spec": "no-digest"}, "spec digest"),
+        ({"tokenizer": "no-digest"}, "tokenizer_digest"),
+        ({"template": 3}, "not str"),
         ({"loss_spans": [0]}, "not pairs"),
         ({"loss_spans": [0, 99]}, "beyond"),
         ({"loss_spans": [0, "1"]}, "integers"),

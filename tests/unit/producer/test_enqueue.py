@@ -35,6 +35,9 @@ def test_every_pending_prompt_becomes_a_message(redis_server: LocalRedis, run: R
         positional, named, _ = json.loads(base64.b64decode(message["body"]))
         job = Job.from_message(positional[0])
         assert (job.key, job.run, job.prompt) == (row.key, "demo", row.prompt)
+        record = json.loads(run.record_file.read_text())
+        assert job.tokenizer_digest == record["tokenizer_digest"]
+        assert job.template_digest == record["template_digest"]
         assert (len(positional), named) == (1, {})
 
 
