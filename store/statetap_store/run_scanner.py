@@ -4,28 +4,21 @@ import os
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from statetap_contract import CaptureSpec, CheckError, MissingError
 
-from statetap_store.file_bytes import read_range
-from statetap_store.index_row import ROW_DTYPE, IndexRow, Rows, keys_of
+from statetap_store.index_row import ROW_DTYPE, Rows, keys_of
 from statetap_store.layout import ShardLayout, token_bytes
 from statetap_store.shard_file import ShardFile
-from statetap_store.shard_index import load_index
+from statetap_store.shard_index import find_row, load_index
 from statetap_store.shard_names import shard_paths
 
-#: A sample's place is one number: that of its shard, and in these lower bits that of its row.
-_ROW_BITS: Final = 40
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Progress:
     """How far one shard was read."""
 
-    path: Path
-    number: int
     #: Device and inode: a file of the same name that took the shard's place is another shard.
     identity: tuple[int, int]
     spec: CaptureSpec
@@ -35,8 +28,8 @@ class _Progress:
     num_durable: int = 0
     #: Samples after them, which recovery may yet void.
     late: Rows = field(default_factory=lambda: np.empty(0, ROW_DTYPE))
-    #: Those of them whose key was counted here.
-    counted: list[np.void] = field(default_factory=list)
+    #: Key and tokens of those of them that were counted here.
+    counted: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def is_finished(self) -> bool:
@@ -50,7 +43,7 @@ class RunScanner:
     A shard that cannot be read is named in ``unreadable``, and its samples are not counted.
     Samples at the end of a shard count as soon as they are written, before they are committed.
 
-    Only keys and places are kept: about 250 bytes a sample.
+    Only keys are kept in memory, no rows and no payloads.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,28 +54,27 @@ class RunScanner:
 
     def _forget(self) -> None:
         self._shards: dict[Path, _Progress] = {}
-        self._by_number: list[_Progress] = []
-        self._places: dict[str, int] = {}
-        self._num_rows = 0
+        #: The shard in which each key was counted.
+        self._home: dict[str, Path] = {}
+        self._num_durable = 0
         self._num_tokens = 0
         self._num_bytes = 0
 
     @property
     def keys(self) -> AbstractSet[str]:
         """Keys of all samples; a view that changes with ``refresh``."""
-        return self._places.keys()
+        return self._home.keys()
 
     @property
     def num_samples(self) -> int:
         """Samples, each key once."""
-        return len(self._places)
+        return len(self._home)
 
     @property
     def num_duplicates(self) -> int:
         """Further samples with a key that was counted."""
-        return (
-            self._num_rows + sum(len(shard.late) for shard in self._by_number) - len(self._places)
-        )
+        num_late = sum(len(shard.late) for shard in self._shards.values())
+        return self._num_durable + num_late - len(self._home)
 
     @property
     def num_tokens(self) -> int:
@@ -97,35 +89,25 @@ class RunScanner:
     @property
     def specs(self) -> dict[Path, CaptureSpec]:
         """The capture spec of each shard that can be read."""
-        return {shard.path: shard.spec for shard in self._by_number}
+        return {path: shard.spec for path, shard in self._shards.items()}
 
-    def durable_in(self, key: str) -> Path | None:
-        """The shard in which the sample is, beyond the reach of any crash.
+    def has_durable(self, key: str) -> bool:
+        """Whether the sample is there and beyond the reach of any crash.
 
-        Its row is read again: a sample that ``repair`` gave up since is not there any more.
+        Its row is read again, for a sample that ``repair`` gave up is not there any more. Where
+        that is so, all is forgotten, and the next ``refresh`` starts over.
         """
-        place = self._places.get(key)
-        if place is None:
-            return None
-        shard, sequence = self._by_number[place >> _ROW_BITS], place & ((1 << _ROW_BITS) - 1)
-        if sequence >= shard.num_durable:
-            return None
-        try:
-            row = _read_row(shard, sequence)
-        except OSError:
-            row = None
-        if row is None or row.key != key:
+        path = self._home.get(key)
+        if path is None or key.encode() in self._shards[path].late["key"]:
+            return False
+        if not _holds(path, self._shards[path].layout, key):
             self._forget()
-            return None
-        return shard.path
+            return False
+        return True
 
     def late_in(self, key: str) -> list[Path]:
         """Shards in which the sample is among the last, which a crash may yet take."""
-        return [
-            shard.path
-            for shard in self._by_number
-            if len(shard.late) and key.encode() in shard.late["key"]
-        ]
+        return [path for path, shard in self._shards.items() if key.encode() in shard.late["key"]]
 
     def refresh(self, leave_out: Path | None = None) -> None:
         """Catches up with the folder; a missing folder holds no shards.
@@ -136,11 +118,11 @@ class RunScanner:
         found = _identities(self._folder)
         if leave_out is not None:
             found.pop(leave_out, None)
-        if any(found.get(shard.path) != shard.identity for shard in self._by_number):
+        if any(found.get(path) != shard.identity for path, shard in self._shards.items()):
             # A shard went away or was replaced, which no worker does. Start over.
             self._forget()
         self.unreadable = {}
-        for shard in self._by_number:
+        for shard in self._shards.values():
             self._discount_late(shard)
         for path, identity in found.items():
             try:
@@ -151,58 +133,55 @@ class RunScanner:
                 self.unreadable[path] = CheckError(
                     "shard-unreadable", f"cannot read {path} ({error.strerror}): check the disk"
                 )
-        # Only now: a key that is durable in one shard and late in another counts where it is safe.
-        for shard in self._by_number:
-            self._count_late(shard)
+        # Only now: a key that is late in one shard and durable in another counts where it is safe.
+        for path, shard in self._shards.items():
+            self._count_late(path, shard)
 
     def _read_on(self, path: Path, identity: tuple[int, int]) -> None:
         shard = self._shards.get(path)
         if shard is None:
-            shard = _first_look(path, len(self._by_number), identity)
-            self._shards[path] = shard
-            self._by_number.append(shard)
+            shard = self._shards[path] = _first_look(path, identity)
         elif shard.is_finished:
             return
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if os.fstat(fd).st_size < shard.layout.file_bytes:
                 # It was sealed meanwhile.
-                shard.is_sealed = _first_look(path, shard.number, identity).is_sealed
+                shard.is_sealed = _first_look(path, identity).is_sealed
             index = load_index(fd, shard.layout, shard.num_durable, is_sealed=shard.is_sealed)
         finally:
             os.close(fd)
-        num_durable = max(shard.num_durable, index.num_durable)
-        is_durable = index.samples["sequence"] < num_durable
-        self._count_durable(shard, index.samples[is_durable])
-        shard.late = index.samples[~is_durable]
-        shard.num_durable = num_durable
+        shard.num_durable = max(shard.num_durable, index.num_durable)
+        num_settled = int(np.searchsorted(index.samples["sequence"], shard.num_durable))
+        self._count_durable(path, shard, index.samples[:num_settled])
+        # A copy: a view would keep the durable rows in memory.
+        shard.late = index.samples[num_settled:].copy()
 
-    def _count_durable(self, shard: _Progress, samples: Rows) -> None:
+    def _count_durable(self, path: Path, shard: _Progress, samples: Rows) -> None:
         keys = keys_of(samples)
-        places = ((shard.number << _ROW_BITS) + samples["sequence"].astype(np.int64)).tolist()
-        self._num_rows += len(samples)
-        if self._places.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
-            self._places.update(zip(keys, places, strict=True))
+        self._num_durable += len(samples)
+        new = dict.fromkeys(keys, path)
+        if len(new) == len(keys) and self._home.keys().isdisjoint(new):
+            self._home.update(new)
             self._count_tokens(shard, int(samples["num_tokens"].sum()))
             return
-        for key, place, num_tokens in zip(
-            keys, places, samples["num_tokens"].tolist(), strict=True
-        ):
-            if self._places.setdefault(key, place) == place:
+        for key, num_tokens in zip(keys, samples["num_tokens"].tolist(), strict=True):
+            if key not in self._home:
+                self._home[key] = path
                 self._count_tokens(shard, num_tokens)
 
-    def _count_late(self, shard: _Progress) -> None:
-        base = shard.number << _ROW_BITS
-        for sample in shard.late:
-            key, place = sample["key"].decode(), base + int(sample["sequence"])
-            if self._places.setdefault(key, place) == place:
-                shard.counted.append(sample)
-                self._count_tokens(shard, int(sample["num_tokens"]))
+    def _count_late(self, path: Path, shard: _Progress) -> None:
+        lengths = shard.late["num_tokens"].tolist()
+        for key, num_tokens in zip(keys_of(shard.late), lengths, strict=True):
+            if key not in self._home:
+                self._home[key] = path
+                shard.counted.append((key, num_tokens))
+                self._count_tokens(shard, num_tokens)
 
     def _discount_late(self, shard: _Progress) -> None:
-        for sample in shard.counted:
-            del self._places[sample["key"].decode()]
-            self._count_tokens(shard, -int(sample["num_tokens"]))
+        for key, num_tokens in shard.counted:
+            del self._home[key]
+            self._count_tokens(shard, -num_tokens)
         shard.counted = []
 
     def _count_tokens(self, shard: _Progress, num_tokens: int) -> None:
@@ -210,19 +189,22 @@ class RunScanner:
         self._num_bytes += num_tokens * token_bytes(shard.spec)
 
 
-def _first_look(path: Path, number: int, identity: tuple[int, int]) -> _Progress:
+def _first_look(path: Path, identity: tuple[int, int]) -> _Progress:
     with ShardFile.open(path) as shard:
         shard.check_length()
-        header = shard.header
-        return _Progress(path, number, identity, header.spec, header.layout, header.is_sealed)
+        return _Progress(identity, shard.header.spec, shard.header.layout, shard.header.is_sealed)
 
 
-def _read_row(shard: _Progress, sequence: int) -> IndexRow | None:
-    fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
+def _holds(path: Path, layout: ShardLayout, key: str) -> bool:
+    """Whether a shard's index has a sample row with this key now."""
     try:
-        return IndexRow.decode(read_range(fd, shard.layout.row(sequence)), sequence)
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return find_row(fd, layout, key) is not None
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
 
 
 def _identities(folder: Path) -> dict[Path, tuple[int, int]]:

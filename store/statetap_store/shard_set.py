@@ -73,7 +73,7 @@ class ShardSet:
             return False
         if self._writer is not None and key in self._writer.keys:
             return True
-        if self._others.durable_in(key) is None:
+        if not self._others.has_durable(key):
             self._others.refresh(leave_out=self._own)
         return self._is_stored_elsewhere(key)
 
@@ -144,7 +144,7 @@ class ShardSet:
             return False
         # A sample that its writer may not have committed is proven and synced from here, because
         # whoever asks is about to acknowledge it.
-        return self._others.durable_in(key) is not None or any(
+        return self._others.has_durable(key) or any(
             key in stored_keys(path, self._spec) for path in self._others.late_in(key)
         )
 
