@@ -8,6 +8,7 @@ and ``statetap --help`` must not.
 import dataclasses
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -168,18 +169,25 @@ def status(
 @app.command("verify")
 def prove(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of runs.")
+        list[Path],
+        typer.Argument(metavar="PATH", help="Shards, or folders of runs.", readable=False),
     ],
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Leave the payloads alone.")] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Share the work; else all cores take part."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove every byte of shards, and runs against their plans."""
+    from statetap_producer.progress import rate_progress
     from statetap_producer.verify import verify
-    from statetap_producer.verify_view import verdict_json, verdict_view, verify_progress
+    from statetap_producer.verify_view import verdict_json, verdict_view
 
-    with verify_progress() as on_progress:
-        verdict = verify(paths, quick=quick, on_progress=on_progress)
+    num_processes = processes or len(os.sched_getaffinity(0))
+    with rate_progress("verifying") as on_progress:
+        verdict = verify(paths, quick=quick, num_processes=num_processes, on_progress=on_progress)
     if as_json:
         _print_json(verdict_json(verdict))
     else:
@@ -191,7 +199,8 @@ def prove(
 @app.command("seal")
 def seal_shards(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of runs.")
+        list[Path],
+        typer.Argument(metavar="PATH", help="Shards, or folders of runs.", readable=False),
     ],
 ) -> None:
     """Cut finished shards to their content; no sample can be added after."""
@@ -204,6 +213,81 @@ def seal_shards(
     for shard in [shard for path in paths for shard in shards_at(path)]:
         seal(shard)
         console.print(f"{shard.name} is sealed, {decimal(shard.stat().st_size)}", highlight=False)
+
+
+@app.command("inspect")
+def describe(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of runs.")
+    ],
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is in shards: samples, lengths, origin, first rows."""
+    from statetap_store import inspect_shards
+
+    from statetap_producer.inspect_view import inspection_json, inspection_view
+    from statetap_producer.run_folder import shards_at
+
+    shards = [shard for path in paths for shard in shards_at(path)]
+    if not shards:
+        where = ", ".join(map(str, paths))
+        raise MissingError("no-shards", f"no sample was stored in {where} yet: start a worker")
+    inspection = inspect_shards(shards)
+    if as_json:
+        _print_json(inspection_json(inspection))
+    else:
+        Console().print(inspection_view(inspection), highlight=False)
+    if inspection.unreadable:
+        raise typer.Exit(1)
+
+
+@app.command("repair")
+def mend(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of runs.")
+    ],
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Put damaged shards right, and list the samples that are lost."""
+    from statetap_producer.repair import repair
+    from statetap_producer.repair_view import repair_json, repair_progress, repair_view
+
+    with repair_progress() as on_progress:
+        outcome = repair(paths, on_progress)
+    if as_json:
+        _print_json(repair_json(outcome))
+    else:
+        runs = [path for path in paths if path.is_dir()]
+        Console().print(repair_view(outcome, runs), highlight=False)
+    if not outcome.is_good:
+        raise typer.Exit(1)
+
+
+@app.command("merge")
+def join(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of runs.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The new shard.")],
+) -> None:
+    """Copy all samples, each once and proven, to one sealed shard."""
+    from rich.filesize import decimal
+    from statetap_store import merge_shards
+
+    from statetap_producer.progress import rate_progress
+    from statetap_producer.termination import exit_on_sigterm
+
+    with exit_on_sigterm(), rate_progress("merging") as on_progress:
+        report = merge_shards(paths, out, on_progress=on_progress)
+    console = Console()
+    samples, shards = counted(report.num_samples, "sample"), counted(report.num_shards, "shard")
+    size = decimal(out.stat().st_size)
+    console.print(f"{samples} of {shards} in {out}, {size}", highlight=False, markup=False)
+    if report.num_duplicates:
+        others = counted(report.num_duplicates, "further sample")
+        console.print(f"{others} left out, of keys that are in it", highlight=False)
 
 
 @app.command("crosscheck")

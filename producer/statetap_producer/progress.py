@@ -12,6 +12,7 @@ from rich.progress import (
     ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 
 
@@ -21,6 +22,14 @@ def bytes_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     with progress_bar(DownloadColumn(), is_kept=False) as progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def rate_progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar over bytes with their rate; gives a function that takes bytes done and all bytes."""
+    with progress_bar(DownloadColumn(), TransferSpeedColumn(), is_kept=False) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextmanager

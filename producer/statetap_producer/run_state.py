@@ -2,7 +2,9 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
+from statetap_contract import CaptureSpec
 from statetap_store import RunScanner
 
 from statetap_producer.ledger import read_ledger
@@ -62,6 +64,11 @@ class RunState:
     def unplanned(self) -> set[str]:
         """Keys of samples that are in the run's shards and not in its plan."""
         return set(self._scanner.keys - self.planned)
+
+    @property
+    def shard_specs(self) -> dict[Path, CaptureSpec]:
+        """The capture spec of each shard that can be read."""
+        return self._scanner.specs
 
     def numbers(self) -> RunNumbers:
         """The counts as of the last refresh."""

@@ -1,18 +1,14 @@
 """Proves shards, and a run's shards against its plan."""
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-from statetap_contract import Prompt, sample_key
-from statetap_store import Fault, ShardReader, ShardReport, verify_shard
+from statetap_contract import sample_key
+from statetap_store import Fault, ShardReport, verify_shards
 
 from statetap_producer.counted import counted
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.run_folder import RunFolder, shards_at
 from statetap_producer.run_state import RunState
 
 
@@ -36,41 +32,39 @@ class Verdict:
         return bool(self.reports) and not self.faults
 
 
-#: Called with a shard, the bytes of it that are checked, and all its bytes to check.
-OnShardProgress = Callable[[Path, int, int], None]
-
-
-def verify(paths: Sequence[Path], *, quick: bool, on_progress: OnShardProgress) -> Verdict:
+def verify(
+    paths: Sequence[Path],
+    *,
+    quick: bool,
+    num_processes: int,
+    on_progress: Callable[[int, int], None],
+) -> Verdict:
     """Checks shards and run folders.
 
     Args:
         paths: shard files, and run folders, which stand for all their shards and their plan.
         quick: leave payloads alone.
-        on_progress: called while a shard is read.
+        num_processes: how many may share the work.
+        on_progress: called with the bytes checked and the bytes to check, over all shards.
 
     Raises:
         MissingError: a shard, run record or plan is not there.
         StatetapError: what reading a run raises.
     """
-    reports: list[ShardReport] = []
-    run_faults: list[Fault] = []
-    for path in paths:
-        run = RunFolder(path) if path.is_dir() else None
-        shards = run.shard_files() if run else [path]
-        reports += [
-            verify_shard(shard, quick=quick, on_progress=partial(on_progress, shard))
-            for shard in shards
-        ]
-        if run is not None:
-            broken = {report.path for report in reports if report.faults}
-            intact = [shard for shard in shards if shard not in broken]
-            run_faults += _run_faults(run, intact, quick=quick)
-            if not shards:
-                run_faults.append(Fault("no-shards", None, f"{run.shards} holds no shards"))
-    return Verdict(tuple(reports), tuple(run_faults))
+    runs = [RunFolder(path) for path in paths if path.is_dir()]
+    shards = [shard for path in paths for shard in shards_at(path)]
+    reports = verify_shards(
+        shards,
+        quick=quick,
+        has_digest_keys=True,
+        num_processes=num_processes,
+        on_progress=on_progress,
+    )
+    run_faults = [fault for run in runs for fault in _run_faults(run, quick=quick)]
+    return Verdict(reports, tuple(run_faults))
 
 
-def _run_faults(run: RunFolder, intact: Sequence[Path], *, quick: bool) -> Iterator[Fault]:
+def _run_faults(run: RunFolder, *, quick: bool) -> Iterator[Fault]:
     state = RunState(run)
     pending = state.planned - state.stored - state.dead
     if pending:
@@ -87,36 +81,22 @@ def _run_faults(run: RunFolder, intact: Sequence[Path], *, quick: bool) -> Itera
             f"{counted(len(state.unplanned), 'sample')} in {run.shards} {_be(state.unplanned)} not "
             "in the run's plan; move the shards of other runs away",
         )
-    for shard in intact:
-        with ShardReader(shard) as reader:
-            if reader.spec != state.spec:
-                yield Fault(
-                    "spec-differs",
-                    None,
-                    f"{shard} holds states of capture spec {reader.spec.digest}, the run has "
-                    f"{state.spec.digest}; move it to a run of its own",
-                )
-            elif not quick:
-                yield from _prompt_faults(reader)
+    for shard, spec in state.shard_specs.items():
+        if spec != state.spec:
+            yield Fault(
+                "spec-differs",
+                None,
+                f"{shard} holds states of capture spec {spec.digest}, the run has "
+                f"{state.spec.digest}; move it to a run of its own",
+            )
+    if not run.shard_files():
+        yield Fault("no-shards", None, f"{run.shards} holds no shards")
     if not quick:
         yield from _plan_faults(state)
 
 
 def _be(things: set[str]) -> str:
     return "is" if len(things) == 1 else "are"
-
-
-def _prompt_faults(reader: ShardReader) -> Iterator[Fault]:
-    """A key is a digest of ids and mask: where it fits, they are the planned ones."""
-    spec_digest = reader.spec.digest
-    for entry in reader.samples:
-        if sample_key(spec_digest, _prompt_of(*reader.read_prompt(entry))) != entry.key:
-            yield Fault(
-                "prompt-differs",
-                entry.key,
-                f"sample {entry.key} in {reader.path} holds token ids or a loss mask that its "
-                "prompt does not have",
-            )
 
 
 def _plan_faults(state: RunState) -> Iterator[Fault]:
@@ -129,9 +109,3 @@ def _plan_faults(state: RunState) -> Iterator[Fault]:
                 f"prompt {row.key} of the plan, line {row.source_line} of the dataset, does not "
                 "have this key",
             )
-
-
-def _prompt_of(token_ids: npt.NDArray[np.int32], loss_mask: npt.NDArray[np.uint8]) -> Prompt:
-    edges = np.flatnonzero(np.diff(loss_mask, prepend=0, append=0)).tolist()
-    spans = tuple(zip(edges[::2], edges[1::2], strict=True))
-    return Prompt(array("i", token_ids.tobytes()), spans)

@@ -1,32 +1,18 @@
 """How a verdict looks in a terminal."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
-from rich.progress import DownloadColumn
 from rich.table import Table
 from rich.text import Text
 
 from statetap_producer.counted import counted
-from statetap_producer.progress import progress_bar
-from statetap_producer.verify import OnShardProgress, Verdict
+from statetap_producer.verify import Verdict
 
 #: Faults listed; --json lists all.
 _MOST_FAULTS: Final = 20
-
-
-@contextmanager
-def verify_progress() -> Iterator[OnShardProgress]:
-    """A bar over the shard that is being read."""
-    with progress_bar(DownloadColumn(), is_kept=False) as progress:
-        task = progress.add_task("verifying", total=None)
-        yield lambda shard, done, total: progress.update(
-            task, description=f"verifying {shard.name}", completed=done, total=total
-        )
 
 
 def verdict_view(verdict: Verdict) -> RenderableType:

@@ -12,7 +12,7 @@ from statetap_contract import CaptureSpec, CheckError
 from statetap_store.dtypes import storage_dtype
 from statetap_store.header_file import ENDLESS, HeaderFile
 from statetap_store.index_row import ROW_DTYPE
-from statetap_store.layout import BACKUP_BYTES, BACKUP_OFFSET, ShardLayout
+from statetap_store.layout import BACKUP_BYTES, BACKUP_OFFSET, PAGE_BYTES, ShardLayout
 from statetap_store.provenance import Provenance
 
 FORMAT: Final = "statetap-shard"
@@ -23,9 +23,6 @@ HDF5_SIGNATURE: Final = b"\x89HDF\r\n\x1a\n"
 
 #: File format versions that HDF5 may use: what 1.10 reads, with checksums in the metadata.
 _LIBVER: Final = ("v110", "v110")
-
-#: Headers are kept in multiples of a page.
-_PAGE_BYTES: Final = 4096
 
 #: What h5py raises for a header that it cannot make sense of.
 _UNREADABLE: Final = (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError)
@@ -65,7 +62,8 @@ class ShardHeader:
             "tokenizer_digest": self.provenance.tokenizer_digest,
             "template_digest": self.provenance.template_digest,
             "created": self.created,
-            "sealed": self.is_sealed,
+            # Not a bool: HDF5 makes that an enum, which PyTables cannot read.
+            "sealed": np.uint8(self.is_sealed),
         }
 
     def encode(self) -> bytes:
@@ -83,7 +81,7 @@ class ShardHeader:
             for name, (shape, dtype, _) in self.datasets().items():
                 _create_dataset(hdf5, name, shape, dtype)
             hdf5["states"].attrs["dtype"] = self.spec.dtype
-        num_bytes = -(-file.length // _PAGE_BYTES) * _PAGE_BYTES
+        num_bytes = -(-file.length // PAGE_BYTES) * PAGE_BYTES
         for name, (shape, dtype, offset) in self.datasets().items():
             if 0 in shape:
                 continue

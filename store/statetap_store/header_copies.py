@@ -13,7 +13,7 @@ from typing import Final
 import xxhash
 
 from statetap_store.file_bytes import read_range, write_at
-from statetap_store.layout import ALIGNMENT, BACKUP_BYTES, BACKUP_OFFSET, ByteRange
+from statetap_store.layout import ALIGNMENT, BACKUP_BYTES, BACKUP_OFFSET, PAGE_BYTES, ByteRange
 
 #: Bytes of one slot; there are two.
 SLOT_BYTES: Final = BACKUP_BYTES // 2
@@ -69,6 +69,22 @@ def read_copies(fd: int) -> HeaderCopies:
     )
 
 
+def vouched_header(fd: int, region: bytes) -> bytes | None:
+    """The header at the start of ``region`` if a damaged copy of it still vouches for it.
+
+    A copy has the header itself and its checksum. Either is enough.
+    """
+    for slot in (SEALED_SLOT, OPEN_SLOT):
+        content = read_range(fd, ByteRange(slot_offset(slot), SLOT_BYTES))
+        length, expected = _PREFIX.unpack(content[: _PREFIX.size].ljust(_PREFIX.size, b"\0"))
+        if 0 < length <= len(region) and xxhash.xxh3_64_intdigest(region[:length]) == expected:
+            return region[:length]
+        header = content[_PREFIX.size :].rstrip(b"\0")
+        if header and header == region.rstrip(b"\0"):
+            return region[: -(-len(header) // PAGE_BYTES) * PAGE_BYTES]
+    return None
+
+
 def encode_copy(header: bytes) -> bytes:
     """A slot's content. Raises ValueError for a header that does not fit."""
     if _PREFIX.size + len(header) > SLOT_BYTES:
@@ -81,9 +97,14 @@ def write_copy(fd: int, slot: int, header: bytes) -> None:
     write_at(fd, encode_copy(header), slot_offset(slot))
 
 
+def copy_range(slot: int, header: bytes) -> ByteRange:
+    """Where the copy of a header lies."""
+    return ByteRange(slot_offset(slot), _PREFIX.size + len(header))
+
+
 def clear_copy(fd: int, slot: int) -> None:
-    """Empties a slot; the caller syncs. Raises OSError."""
-    write_at(fd, bytes(SLOT_BYTES), slot_offset(slot))
+    """Empties a slot, which needs no room on the disk; the caller syncs. Raises OSError."""
+    write_at(fd, bytes(_PREFIX.size), slot_offset(slot))
 
 
 def slot_offset(slot: int) -> int:

@@ -5,6 +5,7 @@ at closely is an ``IndexRow``.
 """
 
 import struct
+import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -109,6 +110,24 @@ class IndexRow:
         return fields + _HASH.pack(xxhash.xxh3_64_intdigest(fields))
 
     @classmethod
+    def void(
+        cls, key: str, sequence: int, token_offset: int, num_tokens: int, num_durable: int
+    ) -> "IndexRow":
+        """A row that holds no sample, written now."""
+        return cls(
+            state=STATE_VOID,
+            key=key,
+            token_offset=token_offset,
+            num_tokens=num_tokens,
+            states_xxh3=0,
+            ids_xxh3=0,
+            mask_xxh3=0,
+            time_ns=time.time_ns(),
+            sequence=sequence,
+            num_durable=num_durable,
+        )
+
+    @classmethod
     def of(cls, record: np.void) -> "IndexRow":
         """The row that one element of ``ROW_DTYPE``, known to be right, holds."""
         return cls(
@@ -154,6 +173,13 @@ def are_rows(records: Rows, sequences: npt.NDArray[np.integer]) -> npt.NDArray[n
         is_whole & (records["magic"] == ROW_MAGIC) & is_known & is_placed
     )
     return is_right
+
+
+def set_checksums(rows: Rows) -> None:
+    """Gives each of the rows its checksum."""
+    hashed = rows.view(_HASHED)
+    digests = map(xxhash.xxh3_64_intdigest, hashed["fields"])
+    hashed["xxh3"] = np.fromiter(digests, np.uint64, len(rows))
 
 
 def samples_of(rows: Rows) -> Rows:

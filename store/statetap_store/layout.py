@@ -11,6 +11,9 @@ from statetap_store.index_row import ROW_BYTES
 #: Every dataset starts at a multiple of this. What precedes the first one is the header.
 ALIGNMENT: Final = 1024 * 1024
 
+#: Headers are kept in multiples of a page.
+PAGE_BYTES: Final = 4096
+
 #: The header's copies start here, in every shard, so that they are found without the header.
 BACKUP_OFFSET: Final = ALIGNMENT
 BACKUP_BYTES: Final = ALIGNMENT
@@ -55,6 +58,11 @@ class ShardLayout:
         """The layout of a new shard whose payload fits ``shard_bytes`` bytes."""
         capacity_tokens = max(1, shard_bytes // token_bytes(spec))
         capacity_samples = min(capacity_tokens, MIN_SAMPLES + capacity_tokens // TOKENS_PER_SAMPLE)
+        return cls.of(spec, capacity_samples, capacity_tokens)
+
+    @classmethod
+    def of(cls, spec: CaptureSpec, capacity_samples: int, capacity_tokens: int) -> "ShardLayout":
+        """The layout of a new shard with room for exactly so many samples and tokens."""
         index_offset = BACKUP_OFFSET + BACKUP_BYTES
         token_ids_offset = _aligned(index_offset + ROW_BYTES * capacity_samples)
         loss_mask_offset = _aligned(token_ids_offset + TOKEN_ID_BYTES * capacity_tokens)

@@ -1,6 +1,7 @@
 """Giving a new shard its name: it appears whole and durable, or not at all."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from statetap_contract import MissingError, StopError
@@ -8,23 +9,30 @@ from statetap_contract import MissingError, StopError
 from statetap_store.disk_errors import stop_for
 from statetap_store.file_bytes import sync_folder, write_at
 from statetap_store.header import ShardHeader
-from statetap_store.header_copies import OPEN_SLOT, write_copy
+from statetap_store.header_copies import OPEN_SLOT, SEALED_SLOT, write_copy
 
 
-def publish_shard(path: Path, header: ShardHeader) -> None:
-    """Makes an empty shard under a temporary name and links it to ``path``.
+def publish_shard(
+    path: Path, header: ShardHeader, fill: Callable[[int], None] | None = None
+) -> None:
+    """Makes a shard under a temporary name and links it to ``path``.
 
     The caller holds the shard's lock, so the temporary name is its own.
+
+    Args:
+        path: the new shard.
+        header: what it says of itself; a sealed one stands in both copies.
+        fill: writes what the shard is to hold to the descriptor it gets. Without it the shard is
+            empty. What it raises leaves no file.
 
     Raises:
         StopError: kind ``shard-exists``, ``disk-full``, ``not-writable`` or ``shard-broken``.
     """
-    encoded = header.encode()
     temporary = _temporary_name(path)
     try:
         remove_leftover(path)
         try:
-            _write_whole(temporary, encoded, header.layout.file_bytes)
+            _write_whole(temporary, header, fill)
             os.link(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -70,12 +78,16 @@ def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
 
 
-def _write_whole(path: Path, header: bytes, file_bytes: int) -> None:
+def _write_whole(path: Path, header: ShardHeader, fill: Callable[[int], None] | None) -> None:
+    encoded = header.encode()
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
     try:
-        write_at(fd, header, 0)
-        write_copy(fd, OPEN_SLOT, header)
-        os.ftruncate(fd, file_bytes)
+        write_at(fd, encoded, 0)
+        for slot in (OPEN_SLOT, SEALED_SLOT) if header.is_sealed else (OPEN_SLOT,):
+            write_copy(fd, slot, encoded)
+        os.ftruncate(fd, header.layout.file_bytes)
+        if fill is not None:
+            fill(fd)
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -5,15 +5,13 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
-from statetap_contract import CaptureSpec, CheckError
+from statetap_contract import CaptureSpec
 
-from statetap_store.dtypes import storage_dtype
-from statetap_store.file_bytes import read_into
-from statetap_store.index_row import IndexRow
-from statetap_store.payload import PayloadPart, fits, payload_parts
 from statetap_store.provenance import Provenance
+from statetap_store.read_payload import check_place, read_payload, read_prompt
 from statetap_store.sample import Sample, SampleEntry
+from statetap_store.sample_buffer import SampleBuffer
+from statetap_store.sample_table import SampleTable
 from statetap_store.shard_file import ShardFile
 
 
@@ -29,16 +27,13 @@ class ShardReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self._shard = ShardFile.open(path)
+        self._shard = ShardFile.open_whole(path)
         try:
-            self._shard.check_length()
-            index = self._shard.load_index()
+            #: All samples, in the order in which they were appended.
+            self.samples = SampleTable.of_shard(self._shard)
         except BaseException:
             self._shard.close()
             raise
-        self._rows = {int(row["sequence"]): IndexRow.of(row) for row in index.samples}
-        #: All samples, in the order in which they were appended.
-        self.samples = tuple(SampleEntry.of(row, path) for row in index.samples)
 
     @property
     def path(self) -> Path:
@@ -73,14 +68,11 @@ class ShardReader:
                 unreadable.
             ValueError: the entry is not of this shard.
         """
-        ids_part, mask_part, states_part = self._parts(entry)
-        token_ids = np.empty(entry.num_tokens, "<i4")
-        loss_mask = np.empty(entry.num_tokens, np.uint8)
-        states = np.empty((entry.num_tokens, self.spec.row_width), storage_dtype(self.spec.dtype))
-        self._fill(entry, ids_part, token_ids, check=check)
-        self._fill(entry, mask_part, loss_mask, check=check)
-        self._fill(entry, states_part, states, check=check)
-        return Sample(entry.key, token_ids, loss_mask, states)
+        self._check_entry(entry)
+        layout = self._shard.header.layout
+        sample = SampleBuffer(self.spec, entry.num_tokens).sample(entry.key, entry.num_tokens)
+        read_payload(self._shard.fd, layout, entry, sample, check=check)
+        return sample
 
     def read_prompt(
         self, entry: SampleEntry
@@ -90,11 +82,11 @@ class ShardReader:
         Raises:
             CheckError, ValueError: as ``read``.
         """
-        ids_part, mask_part, _ = self._parts(entry)
+        self._check_entry(entry)
         token_ids = np.empty(entry.num_tokens, "<i4")
         loss_mask = np.empty(entry.num_tokens, np.uint8)
-        self._fill(entry, ids_part, token_ids, check=True)
-        self._fill(entry, mask_part, loss_mask, check=True)
+        layout = self._shard.header.layout
+        read_prompt(self._shard.fd, layout, entry, token_ids, loss_mask, check=True)
         return token_ids, loss_mask
 
     def close(self) -> None:
@@ -106,31 +98,9 @@ class ShardReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _parts(self, entry: SampleEntry) -> tuple[PayloadPart, ...]:
-        """Where ids, mask and states of a sample lie."""
-        row = self._rows.get(entry.sequence)
-        if row is None or row.key != entry.key:
+    def _check_entry(self, entry: SampleEntry) -> None:
+        """Raises ValueError for an entry of another shard, and CheckError as ``check_place``."""
+        place = np.searchsorted(self.samples.records["sequence"], entry.sequence)
+        if place == len(self.samples) or self.samples[int(place)] != entry:
             raise ValueError(f"sample {entry.key} is not row {entry.sequence} of {self.path}")
-        layout = self._shard.header.layout
-        if not fits(layout, row):
-            raise self._corrupt(entry, "lies outside the shard")
-        return tuple(payload_parts(layout, row))
-
-    def _fill(
-        self, entry: SampleEntry, part: PayloadPart, array: npt.NDArray[np.generic], *, check: bool
-    ) -> None:
-        buffer = array.reshape(-1).view(np.uint8).data
-        try:
-            num_read = read_into(self._shard.fd, buffer, part.where.offset)
-        except OSError as error:
-            raise self._corrupt(entry, f"cannot be read ({error.strerror})") from error
-        if num_read != part.where.num_bytes:
-            raise self._corrupt(entry, f"has {part.name} that the file does not hold")
-        if check and xxhash.xxh3_64_intdigest(buffer) != part.expected:
-            raise self._corrupt(entry, f"has {part.name} that fail their checksum")
-
-    def _corrupt(self, entry: SampleEntry, trouble: str) -> CheckError:
-        return CheckError(
-            "payload-corrupt",
-            f"sample {entry.key} in {self.path} {trouble}: run 'statetap verify {self.path}'",
-        )
+        check_place(self._shard.header.layout, entry)

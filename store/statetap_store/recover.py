@@ -12,14 +12,13 @@ before the bound are corruption, no matter of a crash: they stay as they are, fo
 report, and so do their token ranges.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from statetap_store.file_bytes import read_pieces, write_at
-from statetap_store.index_row import ROW_BYTES, STATE_VOID, IndexRow, Rows, samples_of
+from statetap_store.index_row import ROW_BYTES, IndexRow, Rows, samples_of
 from statetap_store.layout import ByteRange, ShardLayout
 from statetap_store.payload import is_payload_intact, payload_parts
 from statetap_store.shard_index import ShardIndex
@@ -87,18 +86,8 @@ def _voids(
             continue
         following = [row.token_offset for row in proven.values() if row.sequence > sequence]
         start, token_end = token_end, max(token_end, min(following, default=token_end))
-        yield IndexRow(
-            state=STATE_VOID,
-            key=late[sequence].key if sequence in late else "",
-            token_offset=start,
-            num_tokens=token_end - start,
-            states_xxh3=0,
-            ids_xxh3=0,
-            mask_xxh3=0,
-            time_ns=time.time_ns(),
-            sequence=sequence,
-            num_durable=sequences.start,
-        )
+        key = late[sequence].key if sequence in late else ""
+        yield IndexRow.void(key, sequence, start, token_end - start, sequences.start)
 
 
 def write_recovery(fd: int, layout: ShardLayout, recovery: Recovery) -> None:

@@ -190,8 +190,7 @@ class RunScanner:
 
 
 def _first_look(path: Path, identity: tuple[int, int]) -> _Progress:
-    with ShardFile.open(path) as shard:
-        shard.check_length()
+    with ShardFile.open_whole(path) as shard:
         return _Progress(identity, shard.header.spec, shard.header.layout, shard.header.is_sealed)
 
 
@@ -215,5 +214,10 @@ def _identities(folder: Path) -> dict[Path, tuple[int, int]]:
             status = path.stat()
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise MissingError(
+                "folder-unreachable",
+                f"cannot look into {folder} ({error.strerror}): check its permissions",
+            ) from error
         found[path] = (status.st_dev, status.st_ino)
     return found

@@ -21,12 +21,14 @@ class SampleEntry:
     path: Path
     #: When the sample was appended, nanoseconds since 1970.
     time_ns: int
-    #: xxh3-64 of the states' bytes.
+    #: xxh3-64 of the bytes of states, token ids and loss mask.
     states_xxh3: int
+    ids_xxh3: int
+    mask_xxh3: int
 
     @classmethod
     def of(cls, record: np.void, path: Path) -> "SampleEntry":
-        """The entry for a row of a shard's index."""
+        """The entry for a row of a shard's index, or for a record of a ``SampleTable``."""
         return cls(
             key=record["key"].decode(),
             token_offset=int(record["token_offset"]),
@@ -35,12 +37,14 @@ class SampleEntry:
             path=path,
             time_ns=int(record["time_ns"]),
             states_xxh3=int(record["states_xxh3"]),
+            ids_xxh3=int(record["ids_xxh3"]),
+            mask_xxh3=int(record["mask_xxh3"]),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample in memory, writable and its own."""
+    """One sample in memory, writable."""
 
     key: str
     #: int32 [n].

@@ -31,6 +31,9 @@ class ShardFile:
     fd: int
     copies: HeaderCopies
     header: ShardHeader
+    #: The file's length before the header was read: a seal, which cuts the file, writes the header
+    #: of the shorter one first. So a shard that is sealed meanwhile does not look cut short.
+    num_bytes: int
 
     @classmethod
     def open(cls, path: Path, flags: int = os.O_RDONLY) -> Self:
@@ -43,27 +46,38 @@ class ShardFile:
         """
         fd = _open_regular(path, flags)
         try:
+            num_bytes = os.fstat(fd).st_size
             copies = read_copies(fd)
-            _check_not_cut(path, fd, copies)
-            header = ShardHeader.decode(copies.best, path)
-            if os.fstat(fd).st_size < header.layout.file_bytes:
-                # Perhaps it was sealed, and thereby cut, after its header was read.
-                copies = read_copies(fd)
-                header = ShardHeader.decode(copies.best, path)
-            return cls(path, fd, copies, header)
+            _check_not_cut(path, num_bytes, copies)
+            return cls(path, fd, copies, ShardHeader.decode(copies.best, path), num_bytes)
         except OSError as error:
             os.close(fd)
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         except BaseException:
             os.close(fd)
             raise
+
+    @classmethod
+    def open_whole(cls, path: Path) -> Self:
+        """Opens a shard for reading and makes sure that none of it is missing.
+
+        Raises:
+            MissingError, CheckError: as ``open`` and ``check_length``.
+        """
+        shard = cls.open(path)
+        try:
+            shard.check_length()
+        except BaseException:
+            shard.close()
+            raise
+        return shard
 
     def load_index(self) -> ShardIndex:
         """All rows of the index. Raises CheckError, kind ``shard-unreadable``: a bad disk."""
         try:
             return load_index(self.fd, self.header.layout, is_sealed=self.header.is_sealed)
         except OSError as error:
-            raise _unreadable(self.path, error) from error
+            raise unreadable(self.path, error) from error
 
     @property
     def has_slack(self) -> bool:
@@ -72,9 +86,9 @@ class ShardFile:
 
     def check_length(self) -> None:
         """Raises CheckError, kind ``shard-truncated``, when the file ends too early."""
-        expected, found = self.header.layout.file_bytes, os.fstat(self.fd).st_size
-        if found < expected:
-            raise _truncated(self.path, found, expected)
+        expected = self.header.layout.file_bytes
+        if self.num_bytes < expected:
+            raise _truncated(self.path, self.num_bytes, expected)
 
     def close(self) -> None:
         os.close(self.fd)
@@ -106,17 +120,15 @@ def _open_regular(path: Path, flags: int) -> int:
     return fd
 
 
-def _check_not_cut(path: Path, fd: int, copies: HeaderCopies) -> None:
+def _check_not_cut(path: Path, found: int, copies: HeaderCopies) -> None:
     """Raises CheckError, kind ``shard-truncated``, for a file that ends before the first sample.
 
     HDF5 itself says in its first bytes how long the file is. What stands there is asked only
     here: missing bytes read as zero, and a header of which a part is zero may well look like that
     of some other HDF5 file.
     """
-    found = os.fstat(fd).st_size
-    if copies.proven is None and found < BACKUP_OFFSET + BACKUP_BYTES:
-        superblock = copies.on_disk[: _SUPERBLOCK.size].ljust(_SUPERBLOCK.size, b"\0")
-        signature, version, expected = _SUPERBLOCK.unpack(superblock)
+    if copies.proven is None and _SUPERBLOCK.size <= found < BACKUP_OFFSET + BACKUP_BYTES:
+        signature, version, expected = _SUPERBLOCK.unpack_from(copies.on_disk)
         if signature == HDF5_SIGNATURE and version in _VERSIONS and found < expected:
             raise _truncated(path, found, expected)
 
@@ -124,11 +136,13 @@ def _check_not_cut(path: Path, fd: int, copies: HeaderCopies) -> None:
 def _truncated(path: Path, found: int, expected: int) -> CheckError:
     return CheckError(
         "shard-truncated",
-        f"{path} has {found} bytes of {expected}: it was cut short, copy it again",
+        f"{path} has {found} bytes of {expected}: it was cut short; copy it again, or run "
+        f"'statetap repair {path}'",
     )
 
 
-def _unreadable(path: Path, error: OSError) -> CheckError:
+def unreadable(path: Path, error: OSError) -> CheckError:
+    """The error for a shard that the disk does not give."""
     return CheckError(
         "shard-unreadable", f"cannot read {path} ({error.strerror}): check the disk it is on"
     )

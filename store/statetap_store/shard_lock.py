@@ -2,18 +2,24 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
+from typing import Final
 
 from statetap_contract import StopError
 
 from statetap_store.disk_errors import stop_for
 
+#: How often a lock is tried for, and the seconds in between: ``is_locked`` has it for a moment.
+_NUM_TRIES: Final = 3
+_PAUSE_S: Final = 0.02
+
 
 class ShardLock:
     """An exclusive lock on ``<shard>.lock``, for as long as the object is open.
 
-    The lock file stays: removing it would let two processes lock two different files of the same
-    name.
+    The lock file stays, unless it is discarded. Whoever gets the lock makes sure that the name
+    still is this file's: two processes never hold two different files of one name.
 
     Raises:
         StopError: kind ``shard-locked``, another writer has it; ``disk-full``, ``not-writable`` or
@@ -22,16 +28,21 @@ class ShardLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        name = path.with_name(path.name + ".lock")
-        try:
-            self._fd = os.open(name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise stop_for(error, name, "make a lock") from error
-        try:
-            self._lock(self._fd, fcntl.LOCK_EX)
-        except BaseException:
+        self._name = path.with_name(path.name + ".lock")
+        while True:
+            try:
+                self._fd = os.open(self._name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise stop_for(error, self._name, "make a lock") from error
+            try:
+                self._lock(self._fd, fcntl.LOCK_EX)
+                if self._has_name():
+                    return
+            except BaseException:
+                self.close()
+                raise
+            # It was discarded after it was opened here.
             self.close()
-            raise
 
     def share(self, fd: int) -> None:
         """Locks the open shard itself, shared.
@@ -44,12 +55,47 @@ class ShardLock:
     def close(self) -> None:
         os.close(self._fd)
 
-    def _lock(self, fd: int, kind: int) -> None:
+    def discard(self) -> None:
+        """Removes the lock file too, where there is no shard to be appended to."""
         try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StopError(
-                "shard-locked",
-                f"{self._path} is open for writing in another process: stop that one, or give "
-                "this worker a name of its own",
-            ) from error
+            self._name.unlink(missing_ok=True)
+        finally:
+            self.close()
+
+    def _has_name(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._name.stat())
+        except FileNotFoundError:
+            return False
+
+    def _lock(self, fd: int, kind: int) -> None:
+        for _ in range(_NUM_TRIES):
+            try:
+                fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_PAUSE_S)
+            else:
+                return
+        raise StopError(
+            "shard-locked",
+            f"{self._path} is open for writing in another process: stop that one, or give this "
+            "worker a name of its own",
+        )
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a writer has the shard, as far as this process may know.
+
+    The lock is taken for a moment, shared, to find out.
+    """
+    try:
+        fd = os.open(path.with_name(path.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

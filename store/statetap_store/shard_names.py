@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from statetap_contract import MissingError
+
 SUFFIX: Final = ".h5"
 
 _WRITER_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -26,5 +28,18 @@ def shard_sequence(name: str, writer_name: str) -> int | None:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """The shards of a folder by name; none if there is no such folder."""
-    return sorted(folder.glob(f"[!.]*{SUFFIX}"))
+    """The shards of a folder by name; none if there is no such folder.
+
+    Raises:
+        MissingError: kind ``folder-unreachable``: the folder cannot be listed.
+    """
+    try:
+        paths = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        # Path.glob would take a folder that it may not read for an empty one.
+        raise MissingError(
+            "folder-unreachable", f"cannot list {folder} ({error.strerror}): check its permissions"
+        ) from error
+    return sorted(path for path in paths if path.suffix == SUFFIX and not path.name.startswith("."))

@@ -31,3 +31,23 @@ class ShardReport:
     @property
     def is_intact(self) -> bool:
         return not self.faults
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What repair made of a shard."""
+
+    path: Path
+    #: Samples that are there now.
+    num_samples: int
+    #: What was put right without any loss.
+    mended: tuple[Fault, ...]
+    #: Why samples had to be given up, one fault a sample, by row. No key where it is lost too, and
+    #: none whose sample another row of the shard holds.
+    lost: tuple[Fault, ...]
+    #: What is still wrong.
+    left: tuple[Fault, ...]
+
+    @property
+    def is_intact(self) -> bool:
+        return not self.left

@@ -22,10 +22,9 @@ def stored_keys(path: Path, spec: CaptureSpec) -> set[str]:
             ``ShardHeader.decode``, ``shard-truncated`` or ``shard-broken``: it cannot be read.
     """
     try:
-        with ShardFile.open(path) as shard:
+        with ShardFile.open_whole(path) as shard:
             if shard.header.spec != spec:
                 raise spec_mismatch(path, shard.header.spec, spec)
-            shard.check_length()
             recovery = plan_recovery(shard.fd, shard.header.layout, shard.load_index())
             os.fdatasync(shard.fd)
             return {*keys_of(recovery.durable), *(row.key for row in recovery.proven)}

@@ -1,4 +1,7 @@
-"""States as torch tensors. The only module of the store that imports torch."""
+"""States as torch tensors.
+
+The modules ``torch_*`` are the store's only ones that import torch.
+"""
 
 import numpy as np
 import numpy.typing as npt

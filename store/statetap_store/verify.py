@@ -1,26 +1,65 @@
 """Verification of a shard: every byte that belongs to a sample, or the index alone."""
 
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
-import xxhash
-from statetap_contract import CaptureSpec, CheckError
+from statetap_contract import CheckError
 
-from statetap_store.bad_rows import BadRow, bad_rows
-from statetap_store.dtypes import storage_dtype
-from statetap_store.file_bytes import PIECE_BYTES, hash_range, read_pieces, read_range
-from statetap_store.index_row import IndexRow, key_of_damaged
-from statetap_store.layout import token_bytes
-from statetap_store.payload import fits, payload_parts
-from statetap_store.shard_file import ShardFile
-from statetap_store.shard_index import ShardIndex
+from statetap_store.file_bytes import read_range
+from statetap_store.index_faults import header_faults, index_faults
+from statetap_store.index_row import ROW_BYTES, ROW_DTYPE, IndexRow, Rows, are_rows, samples_of
+from statetap_store.layout import ByteRange, token_bytes
+from statetap_store.payload_faults import payload_faults
+from statetap_store.shard_file import ShardFile, unreadable
+from statetap_store.shard_lock import is_locked
 from statetap_store.shard_report import Fault, ShardReport
+
+#: Payload and rows of one piece of work: large enough to be worth handing to a process, small
+#: enough that the last ones keep all processes busy and that a bar moves.
+SHARE_BYTES: Final = 256 * 1024 * 1024
+_SHARE_ROWS: Final = 1 << 16
+
+#: How often a shard that looks wrong while its writer is at work is looked at again, and the
+#: seconds between.
+_NUM_LOOKS: Final = 5
+_PAUSE_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadPiece:
+    """Some rows of a shard, whose payloads are to be checked."""
+
+    path: Path
+    #: Number of the first row, and one past the last.
+    first: int
+    end: int
+    #: Bytes of states, ids and masks.
+    num_bytes: int
+    #: As in ``verify_shard``.
+    has_digest_keys: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLook:
+    """What header and index say."""
+
+    #: Without faults of payloads.
+    report: ShardReport
+    #: All samples, cut for ``check_piece``.
+    pieces: tuple[PayloadPiece, ...]
 
 
 def verify_shard(
-    path: Path, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None
+    path: Path,
+    *,
+    quick: bool = False,
+    has_digest_keys: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> ShardReport:
     """Checks a shard and reports all that is wrong with it.
 
@@ -34,149 +73,134 @@ def verify_shard(
     Args:
         path: the shard.
         quick: leave the payloads alone.
+        has_digest_keys: keys are sample keys as the contract defines them. Each is computed anew
+            from the capture spec and the sample's ids and mask.
         on_progress: called after each payload with the bytes checked and the bytes to check.
 
     Raises:
         MissingError: kind ``shard-missing`` or ``shard-unreachable``. A file that is no shard, or
             a shard of a newer format version, is reported as a fault like any other.
     """
+    look = look_at(path, SHARE_BYTES, has_digest_keys=has_digest_keys)
+    faults = list(look.report.faults)
+    num_checked = 0
+    for piece in () if quick else look.pieces:
+        for num_bytes, found in _check_samples(piece):
+            faults += found
+            num_checked += num_bytes
+            if on_progress is not None:
+                on_progress(num_checked, look.report.num_bytes)
+    return replace(look.report, faults=tuple(faults))
+
+
+def look_at(path: Path, share_bytes: int, *, has_digest_keys: bool) -> ShardLook:
+    """Checks header and index.
+
+    What is wrong may be right in a moment: a writer that seals replaces the header and its
+    copies one after another. So it must still be wrong after the writer has ended, or after a
+    while. A seal under way is no fault.
+
+    Args:
+        path: the shard.
+        share_bytes: payload of a piece, unless a sample is larger.
+        has_digest_keys: as for ``verify_shard``.
+
+    Raises:
+        MissingError: as ``verify_shard``.
+    """
+    look = _look_at(path, share_bytes, has_digest_keys=has_digest_keys)
+    for _ in range(_NUM_LOOKS):
+        if look.report.is_intact:
+            return look
+        has_writer = is_locked(path)
+        if has_writer:
+            time.sleep(_PAUSE_S)
+        look = _look_at(path, share_bytes, has_digest_keys=has_digest_keys)
+        if not has_writer:
+            return look
+    lasting = tuple(fault for fault in look.report.faults if fault.kind != "seal-unfinished")
+    return replace(look, report=replace(look.report, faults=lasting))
+
+
+def _look_at(path: Path, share_bytes: int, *, has_digest_keys: bool) -> ShardLook:
     try:
-        shard = ShardFile.open(path)
-    except CheckError as error:
-        return ShardReport(path, 0, 0, 0, (Fault(error.kind, None, error.message),))
-    with shard:
-        try:
+        with ShardFile.open(path) as shard:
             index = shard.load_index()
-        except CheckError as error:
-            return ShardReport(path, 0, 0, 0, (Fault(error.kind, None, error.message),))
-        faults = [*_header_faults(shard), *_index_faults(shard, index)]
-        samples = [IndexRow.of(row) for row in index.samples]
-        num_tokens = sum(row.num_tokens for row in samples)
-        num_bytes = num_tokens * token_bytes(shard.header.spec)
-        if not quick:
-            num_checked = 0
-            for row in samples:
-                faults += _payload_faults(shard, row)
-                num_checked += row.num_tokens * token_bytes(shard.header.spec)
-                if on_progress is not None:
-                    on_progress(num_checked, num_bytes)
-        return ShardReport(path, len(samples), num_tokens, num_bytes, tuple(faults))
-
-
-def _header_faults(shard: ShardFile) -> Iterator[Fault]:
-    path, copies = shard.path, shard.copies
-    is_cut = not shard.header.is_sealed or not shard.has_slack
-    if copies.proven is None:
-        yield Fault("header-unproven", None, f"{path} has no intact copy of its header")
-    elif copies.is_seal_unfinished or not is_cut:
-        yield Fault(
-            "seal-unfinished",
-            None,
-            f"{path} was interrupted while it was sealed: run 'statetap seal {path}'",
-        )
-    elif not copies.is_intact:
-        yield Fault(
-            "header-damaged",
-            None,
-            f"{path} has a damaged header: run 'statetap repair {path}', an intact copy is in it",
-        )
-    elif copies.damaged_slots:
-        slot = copies.damaged_slots[0]
-        yield Fault(
-            "backup-damaged",
-            None,
-            f"{path} has a damaged copy of its header in slot {slot}: run 'statetap repair {path}'",
-        )
-    try:
-        shard.check_length()
-    except CheckError as error:
-        yield Fault(error.kind, None, error.message)
-
-
-def _index_faults(shard: ShardFile, index: ShardIndex) -> Iterator[Fault]:
-    layout = shard.header.layout
-    missing = range(index.end, layout.capacity_samples) if shard.header.is_sealed else ()
-    for sequence in sorted({*index.damaged, *index.junk, *missing}):
-        data = read_range(shard.fd, layout.row(sequence))
-        key = key_of_damaged(data, sequence)
-        yield Fault(
-            "row-corrupt",
-            key,
-            f"index row {sequence} of {shard.path} is damaged, sample {key or 'unknown'} is lost",
-        )
-    keys: set[str] = set()
-    next_sequence = next_token = 0
-    for row in map(IndexRow.of, index.rows):
-        yield from _placement_faults(shard, row, next_sequence, next_token)
-        next_sequence = row.sequence + 1
-        next_token = max(next_token, row.token_end)
-        if not row.is_sample:
-            continue
-        if row.key in keys:
-            yield Fault(
-                "key-repeated", row.key, f"sample {row.key} is in {shard.path} more than once"
+            faults = (*header_faults(shard), *index_faults(shard, index))
+            pieces = tuple(
+                _pieces(shard, index.samples, share_bytes, has_digest_keys=has_digest_keys)
             )
-        keys.add(row.key)
-
-
-def _placement_faults(
-    shard: ShardFile, row: IndexRow, next_sequence: int, next_token: int
-) -> Iterator[Fault]:
-    where = f"index row {row.sequence} of {shard.path}"
-    if row.token_offset < next_token:
-        yield Fault("rows-overlap", row.key, f"{where} claims tokens of an earlier row")
-    elif row.token_offset > next_token and row.sequence == next_sequence:
-        yield Fault("rows-gap", row.key, f"{where} leaves tokens out that no row claims")
-    if not fits(shard.header.layout, row):
-        yield Fault("row-outside", row.key, f"{where} claims tokens outside the shard")
-
-
-def _payload_faults(shard: ShardFile, row: IndexRow) -> Iterator[Fault]:
-    sample = f"sample {row.key} in {shard.path}"
-    if not fits(shard.header.layout, row):
-        return
-    ids, mask, states = payload_parts(shard.header.layout, row)
-    try:
-        for part in (ids, mask):
-            if hash_range(shard.fd, part.where) != part.expected:
-                yield Fault(
-                    "payload-corrupt", row.key, f"{sample} has {part.name} that fail their checksum"
-                )
-        digest, found = xxhash.xxh3_64(), _BadSlots(shard.header.spec)
-        row_bytes = shard.header.spec.row_bytes
-        whole_rows = max(1, PIECE_BYTES // row_bytes) * row_bytes
-        for _, piece in read_pieces(shard.fd, states.where, whole_rows):
-            digest.update(piece)
-            found.add(piece[: len(piece) - len(piece) % row_bytes])
+            num_tokens = int(index.samples["num_tokens"].sum())
+            num_bytes = num_tokens * token_bytes(shard.header.spec)
+    except CheckError as error:
+        return ShardLook(ShardReport(path, 0, 0, 0, (_fault_of(error),)), ())
     except OSError as error:
-        yield Fault("payload-unreadable", row.key, f"{sample} cannot be read ({error.strerror})")
+        return ShardLook(ShardReport(path, 0, 0, 0, (_fault_of(unreadable(path, error)),)), ())
+    return ShardLook(ShardReport(path, len(index.samples), num_tokens, num_bytes, faults), pieces)
+
+
+def _pieces(
+    shard: ShardFile, samples: Rows, share_bytes: int, *, has_digest_keys: bool
+) -> Iterator[PayloadPiece]:
+    if not len(samples):
         return
-    if digest.intdigest() != states.expected:
-        yield Fault("payload-corrupt", row.key, f"{sample} has states that fail their checksum")
-        return
-    for bad, count in found.summary():
-        rows = f", as in {count - 1} other rows" if count > 1 else ""
-        yield Fault(f"states-{bad.kind}", row.key, f"{sample}: {bad}{rows}")
+    sizes = samples["num_tokens"].astype(np.int64) * token_bytes(shard.header.spec)
+    before = np.cumsum(sizes) - sizes
+    piece_numbers = before // share_bytes + np.arange(len(samples)) // _SHARE_ROWS
+    starts = [0, *(np.flatnonzero(np.diff(piece_numbers)) + 1).tolist()]
+    for start, end in zip(starts, [*starts[1:], len(samples)], strict=True):
+        yield PayloadPiece(
+            path=shard.path,
+            first=int(samples["sequence"][start]),
+            end=int(samples["sequence"][end - 1]) + 1,
+            num_bytes=int(sizes[start:end].sum()),
+            has_digest_keys=has_digest_keys,
+        )
 
 
-class _BadSlots:
-    """Bad rows of one sample, which comes in pieces: the first of each kind and slot."""
+def check_piece(piece: PayloadPiece) -> list[Fault]:
+    """Checks all payloads of a piece, in the order of their rows.
 
-    def __init__(self, spec: CaptureSpec) -> None:
-        self._spec = spec
-        self._num_rows = 0
-        self._found: dict[tuple[str, str], tuple[BadRow, int]] = {}
+    Raises:
+        MissingError, CheckError: as ``ShardFile.open``: the shard changed since it was looked at.
+    """
+    return [fault for _, faults in _check_samples(piece) for fault in faults]
 
-    def add(self, data: memoryview) -> None:
-        """Takes the next whole rows."""
-        states = np.frombuffer(data, storage_dtype(self._spec.dtype))
-        rows = states.reshape(-1, self._spec.row_width)
-        for bad in bad_rows(rows, self._spec):
-            here = replace(bad, row=self._num_rows + bad.row)
-            first, count = self._found.get((bad.kind, bad.slot), (here, 0))
-            self._found[bad.kind, bad.slot] = first, count + 1
-        self._num_rows += len(rows)
 
-    def summary(self) -> Iterator[tuple[BadRow, int]]:
-        """The first bad row of each kind and slot, and how many there are."""
-        yield from self._found.values()
+def _check_samples(piece: PayloadPiece) -> Iterator[tuple[int, tuple[Fault, ...]]]:
+    """Bytes and faults of each sample.
+
+    Rows are read anew: what was given up since it was looked at is no sample any more.
+    """
+    try:
+        with ShardFile.open(piece.path) as shard:
+            sample_bytes = token_bytes(shard.header.spec)
+            for row in map(IndexRow.of, _samples_in(shard, piece)):
+                faults = tuple(payload_faults(shard, row, has_digest_keys=piece.has_digest_keys))
+                if faults and not _still_stands(shard, row):
+                    # It was given up meanwhile, and others may use its tokens.
+                    faults = ()
+                yield row.num_tokens * sample_bytes, faults
+    except CheckError as error:
+        yield 0, (_fault_of(error),)
+    except OSError as error:
+        yield 0, (_fault_of(unreadable(piece.path, error)),)
+
+
+def _fault_of(error: CheckError) -> Fault:
+    return Fault(error.kind, None, error.message)
+
+
+def _samples_in(shard: ShardFile, piece: PayloadPiece) -> Rows:
+    start = shard.header.layout.row(piece.first).offset
+    data = read_range(shard.fd, ByteRange(start, ROW_BYTES * (piece.end - piece.first)))
+    records = np.frombuffer(data, ROW_DTYPE, count=len(data) // ROW_BYTES)
+    is_right = are_rows(records, np.arange(piece.first, piece.first + len(records)))
+    return samples_of(records[is_right])
+
+
+def _still_stands(shard: ShardFile, row: IndexRow) -> bool:
+    with suppress(OSError):
+        data = read_range(shard.fd, shard.header.layout.row(row.sequence))
+        return IndexRow.decode(data, row.sequence) == row
+    return True

@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from statetap_contract import CaptureSpec, CheckError, MissingError, StopError
+from statetap_contract import CaptureSpec, CheckError, StopError
 
 from statetap_store.disk_errors import stop_for
 from statetap_store.file_bytes import write_at
@@ -29,7 +29,7 @@ from statetap_store.provenance import Provenance
 from statetap_store.publish import publish_shard, remove_leftover
 from statetap_store.recover import plan_recovery, write_recovery
 from statetap_store.sample_bytes import SampleBytes
-from statetap_store.sealing import restore_header, write_seal
+from statetap_store.sealing import Seal, restore_header, write_seal
 from statetap_store.shard_file import ShardFile
 from statetap_store.shard_lock import ShardLock
 
@@ -84,12 +84,15 @@ class ShardWriter:
         """Opens a shard for appending, after recovering it from whatever happened to it.
 
         Raises:
-            MissingError: kind ``shard-missing``.
+            MissingError: kind ``shard-missing`` or ``shard-unreachable``.
             StopError: kind ``shard-locked``, ``shard-sealed``, ``header-unproven`` or
                 ``shard-truncated``, or as ``ShardHeader.decode``.
         """
-        if not path.is_file():
-            raise MissingError("shard-missing", f"there is no shard {path}: check the path")
+        try:
+            # What is no shard gets no lock beside it.
+            ShardFile.open(path).close()
+        except CheckError as error:
+            raise StopError(error.kind, error.message) from error
         return cls._open_locked(path, ShardLock(path))
 
     @classmethod
@@ -216,10 +219,15 @@ class ShardWriter:
             sequence=self._next_sequence,
             num_durable=self._num_durable_rows,
         )
-        self._reserve(row)
+        parts = tuple(payload_parts(layout, row))
+        self._reserve(
+            f"store sample {key} ({row.num_tokens} tokens)",
+            layout.row(row.sequence),
+            *(part.where for part in parts),
+        )
         with self._writing(f"write sample {key}"):
             data = (sample.token_ids, sample.loss_mask, sample.states)
-            for part, content in zip(payload_parts(layout, row), data, strict=True):
+            for part, content in zip(parts, data, strict=True):
                 write_at(self._shard.fd, content, part.where.offset)
             write_at(self._shard.fd, row.encode(), layout.row(row.sequence).offset)
             self._next_token = row.token_end
@@ -248,11 +256,14 @@ class ShardWriter:
         """Commits, gives the shard exact sizes, and closes it. Nothing can be appended after.
 
         Raises:
-            StopError: kind ``shard-broken`` or ``disk-full``; no sample is lost.
+            StopError: kind ``disk-full``: nothing was written, and the shard can be appended to or
+                sealed later. Kind ``shard-broken`` otherwise; no sample is lost.
         """
         self.commit()
+        seal = Seal.of(self._shard.header, self._next_sequence, self._next_token)
+        self._reserve("seal the shard", *seal.places)
         with self._writing("seal the shard"):
-            write_seal(self._shard.fd, self._shard.header, self._next_sequence, self._next_token)
+            write_seal(self._shard.fd, seal)
         self.close()
 
     def close(self) -> None:
@@ -284,15 +295,12 @@ class ShardWriter:
                 "shard-broken", f"{self.path} takes no more samples, {trouble}: open it again"
             )
 
-    def _reserve(self, row: IndexRow) -> None:
-        """Takes a sample's room from the disk, so that a full disk shows before any write."""
-        layout = self._shard.header.layout
-        places: list[ByteRange] = [part.where for part in payload_parts(layout, row)]
+    def _reserve(self, task: str, *places: ByteRange) -> None:
+        """Takes room from the disk, so that a full disk shows before anything is written."""
         try:
-            for place in (layout.row(row.sequence), *places):
+            for place in places:
                 os.posix_fallocate(self._shard.fd, place.offset, place.num_bytes)
         except OSError as error:
-            task = f"store sample {row.key} ({row.num_tokens} tokens)"
             raise stop_for(error, self.path, task) from error
 
     @contextmanager

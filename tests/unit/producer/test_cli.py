@@ -14,7 +14,10 @@ from statetap_store import ShardWriter
 
 from .conftest import Invoke, ModelMaker, give_up, prompts_of, store
 
-COMMANDS = ("plan", "enqueue", "status", "verify", "seal", "crosscheck", "diagnose")
+COMMANDS = (
+    *("plan", "enqueue", "status", "verify", "inspect", "repair", "merge", "seal"),
+    *("crosscheck", "diagnose"),
+)
 
 
 def test_help_lists_every_command(statetap: Invoke) -> None:

@@ -15,7 +15,7 @@ from .conftest import give_up, prompts_of, store
 
 
 def check(*paths: Path, quick: bool = False) -> Verdict:
-    return verify(paths, quick=quick, on_progress=lambda *_: None)
+    return verify(paths, quick=quick, num_processes=1, on_progress=lambda *_: None)
 
 
 def kinds(verdict: Verdict) -> list[str]:

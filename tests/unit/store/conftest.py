@@ -1,7 +1,8 @@
 """Numbered samples and the tiny capture spec they belong to."""
 
 import runpy
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,3 +50,19 @@ def shard(
             writer.append(*numbered_sample(number))
             writer.commit()
     return path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB and 32 names in memory."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=32", "statetap-test", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        # Lazily: a test that failed may have left files open.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -22,8 +22,8 @@ from statetap_store import Provenance, ShardReader, ShardWriter, seal, verify_sh
 DATA: Final = Path(__file__).with_name("data")
 
 SHA256: Final = {
-    "open": "351d79c2f2e684976d5cbb494b9caddbbdecfa6e2d536351b1201a255eb035d5",
-    "sealed": "e3c5deb5e75a91707edd10f46cf916f4920eefef1f1926445b442b7fd22c592f",
+    "open": "059a864ebf05c95f50d6eb3ebe6a6488fc0fa7a48f182f34ecb1226368ab3c68",
+    "sealed": "c570875799015a27e96847d3cbc97fe32c936bcb40f3718d1c6f7b1d21932c67",
 }
 
 #: Token ids and first bfloat16 bit pattern of each sample. The masks are 0, 1, 0, 1, ..., and the
@@ -82,7 +82,7 @@ def test_header_is_read(frozen: Path) -> None:
             tokenizer_digest="1a" * 16,
             template_digest="2b" * 16,
         )
-        assert reader.created == "2026-11-30T06:28:24+00:00"
+        assert reader.created == "2026-11-30T06:56:50+00:00"
         assert reader.is_sealed == ("sealed" in frozen.name)
 
 

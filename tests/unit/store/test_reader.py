@@ -168,7 +168,7 @@ def cut_in_the_states(path: Path) -> None:
         (other_hdf5, "shard-foreign", "is an HDF5 file but not a statetap shard"),
         (newer_version, "shard-newer", "format version 2 .* install a newer statetap"),
         (header_and_copies_lost, "shard-unreadable", "cannot be read"),
-        (cut_in_the_header, "shard-unreadable", "cannot be read"),
+        (cut_in_the_header, "shard-truncated", "was cut short"),
         (cut_in_the_states, "shard-truncated", "was cut short"),
     ],
 )

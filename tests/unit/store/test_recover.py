@@ -217,11 +217,3 @@ def test_unproven_header_is_not_written_behind(shard: Path) -> None:
         ShardWriter.open(shard)
     assert refusal.value.kind == "header-unproven"
     assert len(stored(shard)) == 10
-
-
-def test_truncated_shard_is_refused(shard: Path) -> None:
-    """A shard that was cut short is not appended to."""
-    os.truncate(shard, shard.stat().st_size - 1)
-    with pytest.raises(StopError, match="cut short") as refusal:
-        ShardWriter.open(shard)
-    assert refusal.value.kind == "shard-truncated"

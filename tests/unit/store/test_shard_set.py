@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 import pytest
 from statetap_contract import CaptureSpec, MissingError, StopError
-from statetap_store import Provenance, ShardSet, scan_run, verify_shard
+from statetap_store import Provenance, SampleTable, ShardSet, verify_shard
+from statetap_store.index_row import ROW_BYTES, STATE_VOID, IndexRow
 
 Sampler = Callable[..., tuple[str, Any, Any, Any]]
 Opener = Callable[..., ShardSet]
@@ -126,7 +127,7 @@ def test_large_sample_gets_a_shard_of_its_size(
     with open_set() as shards:
         store(shards, numbered_sample(0, 4), numbered_sample(1, 1000), numbered_sample(2, 4))
     assert list(shards_in(folder).values()) == [(True, 1), (True, 1), (False, 1)]
-    assert scan_run(folder).num_tokens == 1008
+    assert SampleTable.scan(folder).num_tokens.sum() == 1008
 
 
 def test_keys_of_other_writers_are_known(
@@ -172,6 +173,28 @@ def test_torn_sample_of_another_writer_does_not_count(
     with open_set("w1") as shards:
         assert f"{0:032x}" in shards
         assert f"{1:032x}" not in shards
+
+
+def test_sample_that_was_given_up_is_not_stored_any_more(
+    folder: Path, open_set: Opener, numbered_sample: Sampler
+) -> None:
+    """A worker that knew of a sample extracts it anew once its row was made void by repair."""
+    with open_set("w0") as shards:
+        store(shards, *(numbered_sample(number, 4) for number in range(3)))
+        shards.seal()
+    path = folder / "w0-00001.h5"
+    with open_set("w1") as shards:
+        assert f"{1:032x}" in shards
+        with h5py.File(path) as hdf5:
+            position = hdf5["index"].id.get_offset() + ROW_BYTES
+        row = IndexRow.decode(path.read_bytes()[position : position + ROW_BYTES], 1)
+        assert row is not None
+        with path.open("r+b") as file:
+            file.seek(position)
+            file.write(replace(row, state=STATE_VOID).encode())
+        assert f"{1:032x}" not in shards
+        assert all(f"{number:032x}" in shards for number in (0, 2))
+        assert shards.append(*numbered_sample(1, 4))
 
 
 def test_live_writer_of_the_same_name_is_refused(

@@ -1,6 +1,5 @@
 """Verification finds what is wrong, names the sample, and finds nothing where nothing is."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from statetap_contract import CaptureSpec, MissingError
+from statetap_contract import CaptureSpec
 from statetap_store import Fault, Provenance, ShardWriter, seal, verify_shard
 from statetap_store.index_row import IndexRow
 
@@ -45,39 +44,6 @@ def test_intact_shard(shard: Path, *, is_sealed: bool) -> None:
     assert report.is_intact
     assert (report.path, report.num_samples, report.num_tokens) == (shard, 10, num_tokens)
     assert report.num_bytes == num_tokens * (48 + 4 + 1)
-
-
-@pytest.mark.parametrize("is_sealed", [False, True])
-def test_every_flipped_bit_is_found(shard: Path, *, is_sealed: bool) -> None:
-    """One wrong bit anywhere in header, copy, index or payload is found, with the right key."""
-    if is_sealed:
-        seal(shard)
-    keys = [f"{number:032x}" for number in range(10)]
-    start = offsets(shard)
-    with h5py.File(shard) as hdf5:
-        rows = hdf5["index"][:10]
-    copy_bytes = int.from_bytes(shard.read_bytes()[1 << 20 :][:8], "little")
-    places: list[tuple[int, int, str, str | None]] = [
-        (0, copy_bytes, "header-damaged", None),
-        (1 << 20, 16 + copy_bytes, "backup-damaged" if is_sealed else "header-unproven", None),
-    ]
-    if is_sealed:
-        places.append(((1 << 20) + (1 << 19), 16 + copy_bytes, "backup-damaged", None))
-    else:
-        places.append((start["index"] + 50 * ROW, ROW, "row-corrupt", None))
-    for number, key in enumerate(keys):
-        token, length = int(rows[number]["token_offset"]), int(rows[number]["num_tokens"])
-        places.append((start["index"] + ROW * number, ROW, "row-corrupt", key))
-        for dataset, size in (("input_ids", 4), ("loss_mask", 1), ("states", 48)):
-            place = start[dataset] + size * token
-            places.append((place, size * length, "payload-corrupt", key))
-    generator = random.Random(2024)
-    for place, length, kind, damaged in places * 3:
-        position, bit = place + generator.randrange(length), generator.randrange(8)
-        flip(shard, position, bit)
-        assert kinds(shard) == [(kind, damaged)], f"bit {bit} of byte {position}"
-        flip(shard, position, bit)
-    assert kinds(shard) == []
 
 
 def test_quick_reads_no_payload(shard: Path) -> None:
@@ -206,7 +172,7 @@ def test_large_sample_is_checked_in_pieces(
     tmp_path: Path, provenance: Provenance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample larger than a piece is read piece by piece, and its last rows are checked too."""
-    monkeypatch.setattr("statetap_store.verify.PIECE_BYTES", 1000)
+    monkeypatch.setattr("statetap_store.payload_faults.PIECE_BYTES", 1000)
     spec = CaptureSpec("tiny", "r1", (1,), "post", 8, "bfloat16")
     states = np.full((500, 16), 0x3F80, np.uint16)
     states[497, 8:] = 0
@@ -227,28 +193,6 @@ def test_progress_ends_with_everything(shard: Path) -> None:
     assert [total for _, total in seen] == [report.num_bytes] * 10
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert seen[-1] == (report.num_bytes, report.num_bytes)
-
-
-def test_cut_file(shard: Path) -> None:
-    """A file that was cut short says so, and names the samples that went with the end."""
-    seal(shard)
-    size = shard.stat().st_size
-    with shard.open("r+b") as file:
-        file.truncate(size - 1)
-    assert kinds(shard) == [("shard-truncated", None), ("payload-corrupt", f"{9:032x}")]
-
-
-def test_no_shard_at_all(tmp_path: Path) -> None:
-    """A missing file is an error; a file that is no shard is a verdict of one sentence."""
-    with pytest.raises(MissingError) as error:
-        verify_shard(tmp_path / "none.h5")
-    assert error.value.kind == "shard-missing"
-    path = tmp_path / "text.h5"
-    path.write_text("hello")
-    report = verify_shard(path)
-    assert (report.num_samples, report.num_bytes, report.is_intact) == (0, 0, False)
-    assert [fault.kind for fault in report.faults] == ["shard-not-hdf5"]
-    assert str(path) in report.faults[0].message
 
 
 def test_only_copy_lost(shard: Path) -> None:

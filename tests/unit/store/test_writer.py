@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import xxhash
-from statetap_contract import CaptureSpec, CheckError, MissingError, StopError
+from statetap_contract import CaptureSpec, CheckError, StopError
 from statetap_store import Provenance, ShardFull, ShardReader, ShardWriter, seal, verify_shard
 
 Sampler = Callable[..., tuple[str, Any, Any, Any]]
@@ -187,14 +187,6 @@ def test_leftover_temporary_name(
     assert not leftover.exists()
 
 
-def test_missing_shard(tmp_path: Path) -> None:
-    """Opening what is not there says so and makes nothing."""
-    with pytest.raises(MissingError, match="no shard") as refusal:
-        ShardWriter.open(tmp_path / "none.h5")
-    assert refusal.value.kind == "shard-missing"
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_sealed_shard_is_refused(shard: Path) -> None:
     """A sealed shard takes no more samples."""
     seal(shard)
@@ -268,10 +260,7 @@ def test_full_disk_shows_before_anything_is_written(
     assert verify_shard(shard).faults == ()
 
 
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [(errno.EIO, "shard-broken"), (errno.EDQUOT, "disk-full"), (errno.EFBIG, "disk-full")],
-)
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG])
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
 def test_failed_write_stops_the_writer(
     shard: Path,
@@ -279,15 +268,14 @@ def test_failed_write_stops_the_writer(
     monkeypatch: pytest.MonkeyPatch,
     call: str,
     number: int,
-    kind: str,
 ) -> None:
-    """After a failed write or sync nothing is taken or acknowledged until the shard is reopened."""
+    """Where a quota or a file's limit ends in the midst of it, the shard has to be reopened."""
     writer = ShardWriter.open(shard)
     with monkeypatch.context() as bad_disk:
         bad_disk.setattr(os, call, fail_with(number))
         with pytest.raises(StopError) as failure:
             append_and_commit(writer, *numbered_sample(10))
-    assert failure.value.kind == kind
+    assert failure.value.kind == "disk-full"
     assert f"{10:032x}" not in writer.keys
     for task in (lambda: writer.append(*numbered_sample(11)), writer.commit, writer.seal):
         with pytest.raises(StopError, match="open it again") as refusal:

@@ -1,23 +1,14 @@
-"""What a folder of shards holds, at once and while it grows."""
+"""What a folder of shards holds, while it grows."""
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import h5py
 import pytest
-from statetap_contract import CaptureSpec, CheckError
-from statetap_store import (
-    Provenance,
-    RunScanner,
-    ShardReader,
-    ShardSet,
-    ShardWriter,
-    scan_run,
-    seal,
-)
+from statetap_contract import CaptureSpec
+from statetap_store import Provenance, RunScanner, SampleTable, ShardSet, ShardWriter, seal
 
 Sampler = Callable[..., tuple[str, Any, Any, Any]]
 
@@ -37,29 +28,6 @@ def folder(
     return tmp_path
 
 
-def test_each_key_once_from_the_first_shard(folder: Path, spec: CaptureSpec) -> None:
-    """Of samples with one key the first by shard name counts, in a fixed order."""
-    index = scan_run(folder)
-    found = [(entry.path.name, int(entry.key, 16)) for entry in index.samples]
-    assert found == [
-        *(("a.h5", number) for number in range(5)),
-        *(("b.h5", number) for number in (5, 6, 7)),
-        ("c.h5", 8),
-    ]
-    num_tokens = sum(1 + number % 13 for number in range(9))
-    assert (index.num_duplicates, index.num_tokens) == (4, num_tokens)
-    assert index.num_bytes == num_tokens * TOKEN_BYTES
-    assert index.spec == spec
-    assert [path.name for path in index.shards] == ["a.h5", "b.h5", "c.h5"]
-
-
-def test_entries_can_be_read(folder: Path, numbered_sample: Sampler) -> None:
-    """An entry of the scan leads to its sample."""
-    entry = scan_run(folder).samples[6]
-    with ShardReader(entry.path) as reader:
-        assert reader.read(entry).states.tobytes() == numbered_sample(6)[3].tobytes()
-
-
 @pytest.mark.parametrize("missing", [True, False])
 def test_nothing_to_scan(tmp_path: Path, *, missing: bool) -> None:
     """No folder yet, or one without shards, holds nothing."""
@@ -68,37 +36,21 @@ def test_nothing_to_scan(tmp_path: Path, *, missing: bool) -> None:
         folder.mkdir()
         (folder / "w0-00001.h5.lock").touch()
         (folder / ".w0-00001.h5.new").touch()
-    index = scan_run(folder)
-    assert (index.samples, index.spec, index.num_bytes) == ((), None, 0)
     scanner = RunScanner(folder)
     scanner.refresh()
     assert (scanner.num_samples, scanner.unreadable) == (0, {})
 
 
-def test_mixed_specs_are_refused(folder: Path, spec: CaptureSpec, provenance: Provenance) -> None:
-    """A folder with states of two capture specs is no dataset."""
-    other = replace(spec, norm="pre")
-    ShardWriter.create(folder / "d.h5", other, provenance, 1000).close()
-    with pytest.raises(CheckError, match=r"d\.h5 and .*a\.h5") as error:
-        scan_run(folder)
-    assert error.value.kind == "spec-mismatch"
-
-
-def test_scan_names_the_unreadable_shard(folder: Path) -> None:
-    """A dataset with a shard missing from it is not handed out."""
-    (folder / "d.h5").write_bytes(b"nothing")
-    with pytest.raises(CheckError, match=r"d\.h5 is not an HDF5 file"):
-        scan_run(folder)
-
-
-def test_scanner_agrees_with_the_scan(folder: Path) -> None:
-    """Counting and indexing a folder come to the same."""
-    scanner, index = RunScanner(folder), scan_run(folder)
+def test_scanner_agrees_with_the_table(folder: Path) -> None:
+    """Counting and listing a folder come to the same."""
+    scanner, table = RunScanner(folder), SampleTable.scan(folder)
+    num_tokens = sum(1 + number % 13 for number in range(9))
     for _ in range(2):
         scanner.refresh()
-        assert scanner.keys == {entry.key for entry in index.samples}
-        assert (scanner.num_samples, scanner.num_tokens) == (9, index.num_tokens)
-        assert (scanner.num_bytes, scanner.num_duplicates) == (index.num_bytes, 4)
+        assert scanner.keys == {entry.key for entry in table}
+        assert (scanner.num_samples, scanner.num_duplicates) == (9, 4)
+        assert (scanner.num_tokens, scanner.num_bytes) == (num_tokens, num_tokens * TOKEN_BYTES)
+    assert (len(table), table.num_duplicates, table.num_tokens.sum()) == (9, 4, num_tokens)
 
 
 def test_scanner_follows_a_growing_folder(
