@@ -170,7 +170,9 @@ def status(
 def prove(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH", help="Shards, or folders of runs.", readable=False),
+        typer.Argument(
+            metavar="PATH", help="Shards, or folders of shards or runs.", readable=False
+        ),
     ],
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Leave the payloads alone.")] = False,
@@ -200,7 +202,9 @@ def prove(
 def seal_shards(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH", help="Shards, or folders of runs.", readable=False),
+        typer.Argument(
+            metavar="PATH", help="Shards, or folders of shards or runs.", readable=False
+        ),
     ],
 ) -> None:
     """Cut finished shards to their content; no sample can be added after."""
@@ -218,7 +222,7 @@ def seal_shards(
 @app.command("inspect")
 def describe(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of runs.")
+        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of shards or runs.")
     ],
     *,
     as_json: JsonOption = False,
@@ -245,7 +249,7 @@ def describe(
 @app.command("repair")
 def mend(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of runs.")
+        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of shards or runs.")
     ],
     *,
     as_json: JsonOption = False,
@@ -268,7 +272,7 @@ def mend(
 @app.command("merge")
 def join(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of runs.")
+        list[Path], typer.Argument(metavar="PATH", help="Shards, or folders of shards or runs.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The new shard.")],
 ) -> None:
@@ -292,7 +296,9 @@ def join(
 
 @app.command("crosscheck")
 def compare(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A shard, or the folder of a run.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A shard, a folder of them, or a run's.")
+    ],
     model: Annotated[Path, typer.Option(metavar="MODEL_DIR", help="Folder of the model.")],
     *,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Samples to compare.")] = 8,

@@ -2,15 +2,15 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from statetap_contract import CaptureSpec, CheckError
-from statetap_store import Sample, SampleEntry, ShardReader
+from statetap_store import RunReader, Sample, SampleEntry, SampleTable
 from statetap_store.torch_view import to_torch
 
 from statetap_producer.reference_model import ReferenceModel
@@ -99,24 +99,20 @@ def crosscheck(request: CrosscheckRequest, on_progress: Callable[[int], None]) -
         on_progress: called with the number of samples compared so far.
 
     Raises:
-        CheckError: kind ``no-samples`` or ``spec-differs``, or what reading a shard finds.
+        CheckError: kind ``no-samples``, or what listing and reading samples finds.
         MissingError: the path is not there.
         StatetapError: what ``ReferenceModel`` raises.
     """
-    path = request.path
-    shards = shards_at(path)
-    with ExitStack() as stack:
-        readers = {shard: stack.enter_context(ShardReader(shard)) for shard in shards}
-        entries = _choose(list(readers.values()), request)
-        spec = readers[entries[0].path].spec
-        reference = ReferenceModel(request.model, spec)
-        worst = _Worst(spec)
+    shards = shards_at(request.path)
+    table = SampleTable.scan(*shards) if shards else None
+    if not table:
+        raise CheckError("no-samples", f"{request.path} holds no samples to compare")
+    entries = _choose(table, request)
+    spec = table.spec
+    reference = ReferenceModel(request.model, spec)
+    worst = _Worst(spec)
+    with RunReader(table) as reader:
         for number, entry in enumerate(entries, 1):
-            reader = readers[entry.path]
-            if reader.spec != spec:
-                raise CheckError(
-                    "spec-differs", f"the shards in {path} are not all of one capture spec"
-                )
             worst.add(reader.read(entry), reference)
             on_progress(number)
     measure, bound = BOUNDS[spec.dtype]
@@ -131,15 +127,12 @@ def crosscheck(request: CrosscheckRequest, on_progress: Callable[[int], None]) -
     )
 
 
-def _choose(readers: Sequence[ShardReader], request: CrosscheckRequest) -> list[SampleEntry]:
+def _choose(table: SampleTable, request: CrosscheckRequest) -> list[SampleEntry]:
     """Samples chosen by key, so that the seed means the same however they are spread."""
-    entries = {entry.key: entry for reader in readers for entry in reader.samples}
-    if not entries:
-        raise CheckError("no-samples", f"{request.path} holds no samples to compare")
-    keys = sorted(entries)
-    num_samples = min(request.num_samples, len(keys))
-    chosen = random.Random(request.seed).sample(keys, num_samples)  # noqa: S311 - no secret
-    return [entries[key] for key in chosen]
+    by_key = np.argsort(table.records["key"]).tolist()
+    num_samples = min(request.num_samples, len(by_key))
+    chosen = random.Random(request.seed).sample(by_key, num_samples)  # noqa: S311 - no secret
+    return [table[place] for place in chosen]
 
 
 class _Worst:

@@ -91,13 +91,20 @@ class RunFolder:
 
 
 def shards_at(path: Path) -> list[Path]:
-    """The shards that a person means by a path: the shard itself, or all of a run's.
+    """The shards that a person means by a path: the shard itself, or all in a folder or a run.
 
     Raises:
-        MissingError, UsageError: the path is a folder and no run's.
+        MissingError, UsageError: the path is a folder that is no run's and holds no shards.
     """
     if not path.is_dir():
         return [path]
+    if is_plain_folder(path):
+        return shard_paths(path)
     run = RunFolder(path)
     run.read_record()
     return run.shard_files()
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Whether a folder holds shards and is no run's: a copy, or the folder in a run's."""
+    return not (path / "run.json").exists() and bool(shard_paths(path))

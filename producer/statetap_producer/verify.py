@@ -8,7 +8,7 @@ from statetap_contract import sample_key
 from statetap_store import Fault, ShardReport, verify_shards
 
 from statetap_producer.counted import counted
-from statetap_producer.run_folder import RunFolder, shards_at
+from statetap_producer.run_folder import RunFolder, is_plain_folder, shards_at
 from statetap_producer.run_state import RunState
 
 
@@ -42,7 +42,7 @@ def verify(
     """Checks shards and run folders.
 
     Args:
-        paths: shard files, and run folders, which stand for all their shards and their plan.
+        paths: shard files, folders of shards, and run folders, which stand for their plan too.
         quick: leave payloads alone.
         num_processes: how many may share the work.
         on_progress: called with the bytes checked and the bytes to check, over all shards.
@@ -51,7 +51,7 @@ def verify(
         MissingError: a shard, run record or plan is not there.
         StatetapError: what reading a run raises.
     """
-    runs = [RunFolder(path) for path in paths if path.is_dir()]
+    runs = [RunFolder(path) for path in paths if path.is_dir() and not is_plain_folder(path)]
     shards = [shard for path in paths for shard in shards_at(path)]
     reports = verify_shards(
         shards,

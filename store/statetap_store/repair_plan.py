@@ -71,7 +71,8 @@ def plan_repair(
             message = f"{where}, behind all samples, was not empty and is now"
             mended[sequence] = Fault("row-corrupt", None, message)
         else:
-            by_row[sequence] = Fault("row-corrupt", key, f"{where} is damaged beyond repair")
+            message = f"{where} is damaged beyond repair, sample {key or 'unknown'} is lost"
+            by_row[sequence] = Fault("row-corrupt", key, message)
     stored = _stored([fault.key for fault in by_row.values() if fault.key is not None], kept)
     return RepairPlan(
         recovery=_recovery(shard, index, kept),

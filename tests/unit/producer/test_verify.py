@@ -40,6 +40,14 @@ def test_shards_can_be_checked_alone(run: RunFolder) -> None:
     assert (verdict.is_good, len(verdict.reports)) == (True, 1)
 
 
+def test_a_folder_of_shards_is_checked_without_a_plan(run: RunFolder) -> None:
+    """The shards' own folder, or a copy of it, stands for the shards in it."""
+    store(run, prompts_of(run)[0])
+    verdict = check(run.shards)
+    assert verdict.is_good
+    assert [report.path for report in verdict.reports] == run.shard_files()
+
+
 def test_an_unfinished_run_is_faulty(run: RunFolder) -> None:
     """A planned prompt that is neither stored nor dead is missed, and the command is named."""
     store(run, prompts_of(run)[0])
