@@ -7,7 +7,7 @@ SERVER_VENV := .venv-server
 PACKAGES := contract store producer worker sglang_patch infra/local
 
 
-.PHONY: help install demo test stress architectures check bench lock clean
+.PHONY: help install demo test stress crash architectures check bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,9 @@ test: install ## unit, integration and acceptance tests, the latter on a real SG
 stress: install ## 5,000 captures with everything at once on a real server; SEED=n for other requests
 	$(VENV)/bin/pytest -s tests/acceptance/test_stress.py --stress-requests=5000 $(if $(SEED),--stress-seed=$(SEED))
 
+crash: install ## 300 real kills, 2,000 kills and 2,000 power losses of a traced writer; SEED=n for others
+	$(VENV)/bin/pytest -s tests/crash/test_killed_writer.py tests/crash/test_crash_states.py --crash-kills=300 --crash-states=2000 $(if $(SEED),--crash-seed=$(SEED))
+
 architectures: install ## three choices of layers for each architecture; the tests have one
 	$(VENV)/bin/pytest tests/acceptance/test_architectures.py --all-layers
 
@@ -52,6 +55,9 @@ bench: install ## the measurements behind the README's figures
 	$(VENV)/bin/python benchmarks/builtin_rows.py
 	$(VENV)/bin/python benchmarks/builtin_cost.py
 	$(VENV)/bin/python benchmarks/rounding.py
+	$(VENV)/bin/python benchmarks/shard_write.py
+	$(VENV)/bin/python benchmarks/shard_read.py
+	$(VENV)/bin/python benchmarks/shard_scale.py
 
 lock: ## resolve requirements/*.in anew into requirements/*.lock
 	infra/lock.sh $(PYTHON)

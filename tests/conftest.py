@@ -1,11 +1,13 @@
 """Real services for the tests: each is started once, used by many, stopped by its pid."""
 
+import importlib.util
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import pytest
@@ -34,11 +36,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--all-layers", action="store_true", help="three choices of layers an architecture, not one"
     )
     group.addoption("--stress-seed", type=int, default=1, help="the same seed, the same requests")
+    group.addoption("--crash-states", type=int, default=200, help="crashes of each kind")
+    group.addoption("--crash-seed", type=int, default=1, help="the same seed, the same crashes")
+    group.addoption("--crash-kills", type=int, default=60, help="writers really killed")
+    group.addoption("--crash-only", metavar="STATE", help="only this crash, such as power-17")
 
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def benchmark_script(repository: Path) -> Callable[[str], ModuleType]:
+    """``benchmark_script(name)``: a script of benchmarks/, which is no package, as a module."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(
+            name, repository / "benchmarks" / f"{name}.py"
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,7 @@
 """What the benchmarks say of SGLang's own way, on a small scale."""
 
-import importlib.util
 from array import array
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import httpx
@@ -11,15 +10,8 @@ from statetap_contract import Prompt
 
 
 @pytest.fixture
-def builtin_rows(repository: Path) -> ModuleType:
-    """The script, which is no part of a package."""
-    path = repository / "benchmarks" / "builtin_rows.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def builtin_rows(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_script("builtin_rows")
 
 
 def test_builtin_loses_rows_behind_a_shared_system_prompt_and_ours_none(

@@ -1,8 +1,10 @@
 """Numbered samples and the tiny capture spec they belong to."""
 
+import os
 import runpy
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -66,3 +68,33 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     finally:
         # Lazily: a test that failed may have left files open.
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+#: Number of calls to a context that gives the names of those that happened.
+CrashAt = Callable[[int], AbstractContextManager[list[str]]]
+
+
+@pytest.fixture
+def crash_at(monkeypatch: pytest.MonkeyPatch) -> CrashAt:
+    """Gives a context in which only so many calls that change a file happen.
+
+    The next one raises KeyboardInterrupt, as if the process ended there.
+    """
+
+    @contextmanager
+    def crashing(call_number: int) -> Iterator[list[str]]:
+        made: list[str] = []
+        with monkeypatch.context() as patch:
+            for name in ("pwrite", "fsync", "fdatasync", "ftruncate"):
+                real = getattr(os, name)
+
+                def call(*arguments: Any, name: str = name, real: Any = real) -> Any:
+                    if len(made) == call_number:
+                        raise KeyboardInterrupt
+                    made.append(name)
+                    return real(*arguments)
+
+                patch.setattr(os, name, call)
+            yield made
+
+    return crashing

@@ -4,8 +4,8 @@ import errno
 import os
 import random
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from statetap_store import (
 )
 
 Sampler = Callable[..., tuple[str, Any, Any, Any]]
+CrashAt = Callable[[int], AbstractContextManager[list[str]]]
 
 MIB = 1024 * 1024
 ROW = 128
@@ -260,26 +261,8 @@ def test_whatever_happened_to_it(any_shard: Path, numbered_sample: Sampler) -> N
             assert verify_shard(any_shard).faults == (), case
 
 
-@contextmanager
-def crash_at(monkeypatch: pytest.MonkeyPatch, call_number: int) -> Iterator[list[str]]:
-    """Lets only the first calls that change a file happen. Yields the names of the calls made."""
-    made: list[str] = []
-    with monkeypatch.context() as patch:
-        for name in ("pwrite", "fsync", "fdatasync", "ftruncate"):
-            real = getattr(os, name)
-
-            def call(*arguments: Any, name: str = name, real: Any = real) -> Any:
-                if len(made) == call_number:
-                    raise KeyboardInterrupt
-                made.append(name)
-                return real(*arguments)
-
-            patch.setattr(os, name, call)
-        yield made
-
-
 def test_a_crash_at_every_step(
-    any_shard: Path, numbered_sample: Sampler, monkeypatch: pytest.MonkeyPatch
+    any_shard: Path, numbered_sample: Sampler, crash_at: CrashAt
 ) -> None:
     """Wherever it is stopped, sound samples are there, and another repair finishes it."""
     shard, generator = DamagedShard(any_shard, numbered_sample), random.Random(1)
@@ -292,7 +275,7 @@ def test_a_crash_at_every_step(
     kept = {key: data for key, data in shard.samples.items() if key not in shard.lost}
     for call_number in range(200):
         shard.write()
-        with crash_at(monkeypatch, call_number) as made:
+        with crash_at(call_number) as made:
             try:
                 repair_shard(any_shard)
             except KeyboardInterrupt:
@@ -400,11 +383,11 @@ def test_a_key_in_two_rows(shard: Path, numbered_sample: Sampler) -> None:
     assert stored(shard)[f"{2:032x}"] == damaged.samples[f"{7:032x}"]
 
 
-def test_an_interrupted_seal_is_finished(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_seal_is_finished(shard: Path, crash_at: CrashAt) -> None:
     """A shard whose seal had begun is sealed and cut."""
-    with crash_at(monkeypatch, 1000) as made:
+    with crash_at(1000) as made:
         ShardWriter.open(shard).close()
-    with crash_at(monkeypatch, len(made) + 2), pytest.raises(KeyboardInterrupt):
+    with crash_at(len(made) + 2), pytest.raises(KeyboardInterrupt):
         seal(shard)
     report = repair_shard(shard)
     assert [fault.kind for fault in report.mended] == ["seal-unfinished"]
