@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import xxhash
@@ -62,6 +63,21 @@ def hash_range(fd: int, where: ByteRange) -> int:
     for _, piece in read_pieces(fd, where):
         digest.update(piece)
     return digest.intdigest()
+
+
+def make_folders(folder: Path, num_levels: int) -> None:
+    """Makes a folder, and the last ``num_levels`` of its path, and makes their names durable.
+
+    Also the names of folders that are there: whoever made one may have been killed before it was
+    synced, and a power loss would take it with all that was acknowledged in it.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: what these are to be in is not there.
+        OSError: the disk fails.
+    """
+    for path in reversed((folder, *folder.parents[: num_levels - 1])):
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statetap_contract import MissingError, StopError
 
 from statetap_store.disk_errors import stop_for
-from statetap_store.file_bytes import sync_folder, write_at
+from statetap_store.file_bytes import make_folders, sync_folder, write_at
 from statetap_store.header import ShardHeader
 from statetap_store.header_copies import OPEN_SLOT, SEALED_SLOT, write_copy
 
@@ -62,10 +62,7 @@ def make_folder(folder: Path) -> None:
         StopError: kind ``disk-full``, ``not-writable`` or ``shard-broken``.
     """
     try:
-        folder.mkdir()
-        sync_folder(folder.parent)
-    except FileExistsError:
-        return
+        make_folders(folder, 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingError(
             "folder-missing", f"there is no folder {folder.parent}: make the run's folder first"

@@ -69,6 +69,9 @@ def restore_header(shard: ShardFile) -> None:
     if shard.header.is_sealed:
         if not copies.is_intact or copies.slots != (proven, proven) or shard.has_slack:
             _finish_seal(shard.fd, proven, shard.header.layout.file_bytes)
+        else:
+            # Whoever cut the file may have been killed before that was durable.
+            os.fsync(shard.fd)
         return
     if SEALED_SLOT in copies.damaged_slots:
         # A crash tore the copy before it counted.

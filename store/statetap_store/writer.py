@@ -20,7 +20,7 @@ import xxhash
 from statetap_contract import CaptureSpec, CheckError, StopError
 
 from statetap_store.disk_errors import stop_for
-from statetap_store.file_bytes import write_at
+from statetap_store.file_bytes import sync_folder, write_at
 from statetap_store.header import ShardHeader
 from statetap_store.index_row import STATE_SAMPLE, IndexRow, keys_of
 from statetap_store.layout import ByteRange, ShardLayout
@@ -121,6 +121,8 @@ class ShardWriter:
         shard.check_length()
         with self._writing("recover samples"):
             remove_leftover(shard.path)
+            # Whoever made the shard may have been killed before its name was durable.
+            sync_folder(shard.path.parent)
             restore_header(shard)
         if shard.header.is_sealed:
             raise StopError(

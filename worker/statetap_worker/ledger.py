@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from statetap_contract import DeadLetter, StatetapError
+from statetap_store.file_bytes import make_folders, sync_folder
 
 from statetap_worker.settings import WorkerSettings
 
@@ -25,7 +26,7 @@ class Ledger:
         Raises:
             OSError: the ledger cannot be written.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(self._path.parent, 2)
         line = json.dumps(letter.to_json(), ensure_ascii=False) + "\n"
         fd = os.open(self._path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         try:
@@ -36,6 +37,7 @@ class Ledger:
             os.fsync(fd)
         finally:
             os.close(fd)
+        sync_folder(self._path.parent)
 
 
 def _last_byte(path: Path) -> bytes:

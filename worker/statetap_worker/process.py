@@ -12,6 +12,7 @@ from statetap_contract import (
     TransientError,
 )
 from statetap_store import Provenance, ShardSet
+from statetap_store.file_bytes import make_folders
 
 from statetap_worker.ledger import bury
 from statetap_worker.pipeline import Outcome, Pipeline
@@ -93,7 +94,7 @@ class WorkerProcess:
             capture = self._capture
             folder = self._settings.runs / run / "shards"
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folders(folder, 2)
             except OSError as error:
                 raise StopError(
                     "run-folder", f"cannot make {folder}: {error.strerror}; check the disk"

@@ -411,6 +411,8 @@ NO_READING = "shard-unreachable cannot open {shard} (Permission denied): check t
 NO_LOCK = "not-writable not allowed to make a lock in {shard}.lock (Permission denied): make"
 NO_NEW_LOCK = "not-writable not allowed to make a lock in {folder}/w1-00001.h5.lock (Permission"
 NO_ENTRY = "folder-unreachable cannot look into {folder} (Permission denied): check its"
+# Whoever may not read a folder cannot make the names in it durable.
+NO_SYNC = "not-writable not allowed to recover samples in {shard} (Permission denied): make"
 NO_LIST = "folder-unreachable cannot list {folder} (Permission denied): check its permissions"
 
 
@@ -422,7 +424,7 @@ NO_LIST = "folder-unreachable cannot list {folder} (Permission denied): check it
         ("lock", 0o444, DONE, DONE, NO_LOCK, NO_LOCK, DONE),
         ("folder", 0o555, DONE, DONE, NO_LOCK, NO_LOCK, NO_NEW_LOCK),
         ("folder", 0o666, NO_READING, NO_READING, NO_READING, NO_READING, NO_ENTRY),
-        ("folder", 0o333, DONE, DONE, DONE, DONE, NO_LIST),
+        ("folder", 0o333, DONE, DONE, NO_SYNC, NO_SYNC, NO_LIST),
     ],
     ids=["no rights", "read-only shard", "lost lock", "read-only folder", "no entry", "no listing"],
 )
