@@ -1,12 +1,14 @@
 """Reading a shard against the page cache's own speed, and against one file a sample.
 
-Samples lie in the page cache, so that nothing hides what our code costs: the limit is ``preadv`` of
-the same bytes into the same memory. Every sample is read by all sides in turn, and ends in a buffer
-that was there before, as a batch is: what a peer's loader gives is copied there, which for
-safetensors, whose tensors are mapped files, is when the bytes are read. Wide samples
-are as Kimi-K2.5's, rows of 28,672 bfloat16; opening is measured with many small ones, where a
-reader lists all samples and a trainer with a file a sample lists the folder and opens each, which
-it must to know how long they are.
+The limit is ``preadv`` of the same bytes into the same memory, from the page cache, so that nothing
+hides what our code costs. The peers are raced from the disk, since datasets are larger than memory:
+their files and ours are dropped from the page cache before each read. Every sample is read by all
+sides in turn, and ends in a buffer that was there before, as a batch is: what a peer's loader gives
+is copied there, which for safetensors, whose tensors are mapped files, is when bytes are read.
+
+Wide samples are as Kimi-K2.5's, rows of 28,672 bfloat16. Opening is measured with many small ones:
+a reader lists all samples; with a file a sample the folder is listed and each file opened, since
+there is no other way to know how long the samples are.
 
     python benchmarks/shard_read.py [--rounds N] [--folder DIR]
 """
@@ -58,8 +60,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         wide = lengths(WIDE_TOKENS, (200, 5000))
         rows = [
-            *read_ratios(Path(name) / "wide", WIDE, wide, arguments.rounds),
-            *open_ratios(Path(name) / "small", NARROW, [50] * NUM_SMALL, arguments.rounds),
+            *wide_ratios(Path(name) / "wide", WIDE, wide, arguments.rounds),
+            *small_ratios(Path(name) / "small", NARROW, [50] * NUM_SMALL, arguments.rounds // 3),
         ]
     is_good = True
     for title, ratios, bound in rows:
@@ -79,13 +81,12 @@ def main() -> int:
 Ratios = tuple[str, list[float], float | None]
 
 
-def read_ratios(
+def wide_ratios(
     folder: Path, spec: CaptureSpec, samples: Sequence[int], num_rounds: int
 ) -> list[Ratios]:
-    """Random reads of all samples: time of each other side over that of the shard, a round each."""
+    """Random reads of large samples, from the page cache and from the disk."""
     write_all(folder, spec, samples)
-    reader = RunReader(SampleTable.scan(folder / "w0-00001.h5"))
-    buffer = SampleBuffer(spec, max(samples))
+    sides, buffer = readers(folder, spec, samples)
     plain = os.open(folder / "plain", os.O_RDONLY)
     starts = plain_starts(spec, samples)
 
@@ -98,6 +99,34 @@ def read_ratios(
                 done += os.preadv(plain, [data[done:]], position + done)
             position += done
 
+    def drop(_: int) -> None:
+        for path in folder.iterdir():
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+    warm = race({**sides, "preadv": read_plain}, len(samples), num_rounds)
+    os.sync()  # what is not on the disk yet cannot be dropped
+    cold = race(sides, len(samples), num_rounds, drop)
+    os.close(plain)
+    return [
+        ("random reads, cached: preadv", ratio(warm, "preadv", "shard"), READ_BOUND),
+        ("the same, checksums proven", ratio(warm, "preadv", "checked"), None),
+        ("random reads, cached: safetensors", ratio(warm, "safetensors", "shard"), None),
+        ("random reads, cached: torch.load", ratio(warm, "torch.load", "shard"), None),
+        ("random reads, disk: safetensors", ratio(cold, "safetensors", "shard"), 1.0),
+        ("the same, checksums proven", ratio(cold, "safetensors", "checked"), None),
+        ("random reads, disk: torch.load", ratio(cold, "torch.load", "shard"), 1.0),
+    ]
+
+
+def readers(
+    folder: Path, spec: CaptureSpec, samples: Sequence[int]
+) -> tuple[dict[str, Callable[[int], object]], SampleBuffer]:
+    """What brings one sample into a buffer, by name, and that buffer."""
+    reader = RunReader(SampleTable.scan(folder / "w0-00001.h5"))
+    buffer = SampleBuffer(spec, max(samples))
+
     def copy(tensors: dict[str, torch.Tensor]) -> None:
         sample = buffer.sample("", len(tensors["input_ids"]))
         torch.from_numpy(sample.token_ids).copy_(tensors["input_ids"])
@@ -107,29 +136,16 @@ def read_ratios(
     sides: dict[str, Callable[[int], object]] = {
         "shard": lambda number: reader.read_into(number, buffer, check=False),
         "checked": lambda number: reader.read_into(number, buffer),
-        "preadv into a buffer": read_plain,
         "torch.load": lambda number: copy(torch.load(folder / f"{number}.pt")),
         "safetensors": lambda number: copy(load_file(folder / f"{number}.safetensors")),
     }
-    times = race(sides, len(samples), num_rounds)
-    reader.close()
-    os.close(plain)
-    return [
-        ("random reads: preadv", ratio(times, "preadv into a buffer", "shard"), READ_BOUND),
-        (
-            "random reads, checksums proven: preadv",
-            ratio(times, "preadv into a buffer", "checked"),
-            None,
-        ),
-        ("random reads: torch.load, a file a sample", ratio(times, "torch.load", "shard"), 1.0),
-        ("random reads: safetensors, a file a sample", ratio(times, "safetensors", "shard"), 1.0),
-    ]
+    return sides, buffer
 
 
-def open_ratios(
+def small_ratios(
     folder: Path, spec: CaptureSpec, samples: Sequence[int], num_rounds: int
 ) -> list[Ratios]:
-    """Opening all samples: time of each other side over that of the shard, a round each."""
+    """Opening many small samples, and reading them."""
     write_all(folder, spec, samples)
 
     def open_torch(_: int) -> list[int]:
@@ -151,16 +167,22 @@ def open_ratios(
         "torch.load": open_torch,
         "safetensors": open_safetensors,
     }
-    times = race(sides, 1, max(3, num_rounds // 3))
-    what = f"opening {len(samples):,} samples"
+    opening = race(sides, 1, num_rounds)
+    reading = race(readers(folder, spec, samples)[0], len(samples), num_rounds)
+    many = f"{len(samples):,} small samples"
     return [
-        (f"{what}: torch.load, a file a sample", ratio(times, "torch.load", "shard"), 1.0),
-        (f"{what}: safetensors, a file a sample", ratio(times, "safetensors", "shard"), 1.0),
+        (f"opening {many}: safetensors", ratio(opening, "safetensors", "shard"), 1.0),
+        (f"opening {many}: torch.load", ratio(opening, "torch.load", "shard"), 1.0),
+        (f"reading {many}: safetensors", ratio(reading, "safetensors", "checked"), 1.0),
+        (f"reading {many}: torch.load", ratio(reading, "torch.load", "checked"), 1.0),
     ]
 
 
 def race(
-    sides: dict[str, Callable[[int], object]], num_samples: int, num_rounds: int
+    sides: dict[str, Callable[[int], object]],
+    num_samples: int,
+    num_rounds: int,
+    before_each: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[float]]:
     """Seconds of each side in each round; sides and samples in another order every time."""
     generator = random.Random(0)
@@ -172,6 +194,7 @@ def race(
         spent = dict.fromkeys(sides, 0.0)
         for number in generator.sample(range(num_samples), num_samples):
             for name in generator.sample(list(sides), len(sides)):
+                before_each(number)
                 begun = time.perf_counter()
                 sides[name](number)
                 spent[name] += time.perf_counter() - begun

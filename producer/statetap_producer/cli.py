@@ -9,12 +9,13 @@ import dataclasses
 import importlib.util
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from statetap_contract import CheckError, MissingError, UsageError
+from statetap_contract import CheckError, MissingError, StatetapError, UsageError
 
 from statetap_producer.cli_errors import ErrorGroup
 from statetap_producer.counted import counted
@@ -211,12 +212,19 @@ def seal_shards(
     from rich.filesize import decimal
     from statetap_store import seal
 
-    from statetap_producer.run_folder import shards_at
-
     console = Console()
-    for shard in [shard for path in paths for shard in shards_at(path)]:
-        seal(shard)
-        console.print(f"{shard.name} is sealed, {decimal(shard.stat().st_size)}", highlight=False)
+    failed: list[StatetapError] = []
+    for shard in _stored_shards(paths):
+        try:
+            seal(shard)
+        except StatetapError as error:
+            typer.echo(f"statetap: {error}", err=True)
+            failed.append(error)
+        else:
+            size = decimal(shard.stat().st_size)
+            console.print(f"{shard.name} is sealed, {size}", highlight=False, markup=False)
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
 
 
 @app.command("inspect")
@@ -231,13 +239,8 @@ def describe(
     from statetap_store import inspect_shards
 
     from statetap_producer.inspect_view import inspection_json, inspection_view
-    from statetap_producer.run_folder import shards_at
 
-    shards = [shard for path in paths for shard in shards_at(path)]
-    if not shards:
-        where = ", ".join(map(str, paths))
-        raise MissingError("no-shards", f"no sample was stored in {where} yet: start a worker")
-    inspection = inspect_shards(shards)
+    inspection = inspect_shards(_stored_shards(paths))
     if as_json:
         _print_json(inspection_json(inspection))
     else:
@@ -263,8 +266,7 @@ def mend(
     if as_json:
         _print_json(repair_json(outcome))
     else:
-        runs = [path for path in paths if path.is_dir()]
-        Console().print(repair_view(outcome, runs), highlight=False)
+        Console().print(repair_view(outcome), highlight=False)
     if not outcome.is_good:
         raise typer.Exit(1)
 
@@ -283,12 +285,17 @@ def join(
     from statetap_producer.progress import rate_progress
     from statetap_producer.termination import exit_on_sigterm
 
+    shards = _stored_shards(paths)
     with exit_on_sigterm(), rate_progress("merging") as on_progress:
-        report = merge_shards(paths, out, on_progress=on_progress)
+        report = merge_shards(shards, out, on_progress=on_progress)
     console = Console()
-    samples, shards = counted(report.num_samples, "sample"), counted(report.num_shards, "shard")
     size = decimal(out.stat().st_size)
-    console.print(f"{samples} of {shards} in {out}, {size}", highlight=False, markup=False)
+    console.print(
+        f"{counted(report.num_samples, 'sample')} of {counted(report.num_shards, 'shard')} "
+        f"in {out}, {size}",
+        highlight=False,
+        markup=False,
+    )
     if report.num_duplicates:
         others = counted(report.num_duplicates, "further sample")
         console.print(f"{others} left out, of keys that are in it", highlight=False)
@@ -375,6 +382,17 @@ def _plan(
     if not outcome.is_new:
         console.print("The run holds this very plan already.")
     console.print(plan_table(outcome))
+
+
+def _stored_shards(paths: Sequence[Path]) -> list[Path]:
+    """The shards that are meant; raises MissingError, kind ``no-shards``, where there are none."""
+    from statetap_producer.run_folder import shards_at
+
+    shards = shards_at(*paths)
+    if not shards:
+        where = ", ".join(map(str, paths))
+        raise MissingError("no-shards", f"no sample was stored in {where} yet: start a worker")
+    return shards
 
 
 def _layers_in(text: str) -> tuple[int, ...]:

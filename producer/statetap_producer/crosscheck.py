@@ -82,7 +82,7 @@ class CrosscheckOutcome:
 class CrosscheckRequest:
     """What a person asks of a comparison."""
 
-    #: A shard or a run folder.
+    #: A shard, a folder of shards or a run folder.
     path: Path
     model: Path
     num_samples: int

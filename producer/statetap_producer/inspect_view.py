@@ -35,11 +35,14 @@ def inspection_view(inspection: Inspection) -> RenderableType:
     parts: list[RenderableType] = [_numbers(inspection)]
     if len(inspection.lengths):
         parts += ["", *_lengths(inspection.lengths)]
-    parts += ["", _origin(inspection)]
+    if inspection.shards:
+        parts += ["", _origin(inspection)]
     if len(inspection.shards) > 1:
         parts += ["", _shard_table(inspection)]
     if inspection.first_samples:
-        parts += ["", _samples_table(inspection), "", _rows_table(inspection)]
+        parts += ["", _samples_table(inspection)]
+    if inspection.first_rows:
+        parts += ["", _rows_table(inspection)]
     parts += [
         Text.assemble((fault.kind, "red"), f": {fault.message}") for fault in inspection.unreadable
     ]
@@ -98,9 +101,8 @@ def _origin(inspection: Inspection) -> Table:
     specs = list(dict.fromkeys(shard.spec for shard in inspection.shards))
     if len(specs) > 1:
         table.add_row("capture specs", f"[red]{len(specs)} different ones; the first one is[/]")
-    if specs:
-        for name, value in _spec_facts(specs[0]):
-            table.add_row(name, Text(value))
+    for name, value in _spec_facts(specs[0]):
+        table.add_row(name, Text(value))
     for field in fields(Provenance):
         values = [getattr(shard.provenance, field.name) for shard in inspection.shards]
         shown = [value if isinstance(value, str) else " ".join(map(str, value)) for value in values]
@@ -201,7 +203,7 @@ def _rows_table(inspection: Inspection) -> Table:
     )
     table.add_column("row", justify="right")
     table.add_column("slot")
-    num_values = max((len(row.values) for row in inspection.first_rows), default=0)
+    num_values = max(len(row.values) for row in inspection.first_rows)
     for number in range(num_values):
         table.add_column(f"[{number}]" if number else "first elements", justify="right")
     table.add_column("norm", justify="right")

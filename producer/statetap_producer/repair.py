@@ -8,7 +8,7 @@ from pathlib import Path
 from statetap_contract import MissingError, StatetapError
 from statetap_store import Fault, RepairReport, RunScanner, repair_shard
 
-from statetap_producer.run_folder import shards_at
+from statetap_producer.run_folder import run_of_shard, shards_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class RepairOutcome:
     reports: tuple[RepairReport, ...]
     #: Samples that were given up and are in no other shard beside theirs either.
     lost: tuple[Fault, ...]
+    #: Folders of the runs whose samples these are, as far as they are known.
+    runs: tuple[Path, ...]
 
     @property
     def is_good(self) -> bool:
@@ -34,23 +36,27 @@ def repair(paths: Sequence[Path], on_progress: OnShardProgress) -> RepairOutcome
     """Repairs shards, each for itself.
 
     Args:
-        paths: shard files, and run folders, which stand for all their shards.
+        paths: shard files, folders of shards, and run folders, which stand for all their shards.
         on_progress: called while a shard is read.
 
     Raises:
         MissingError: a shard or run record is not there; nothing was done yet.
     """
-    shards = [shard for path in paths for shard in shards_at(path)]
+    shards = shards_at(*paths)
     for shard in shards:
         if not shard.is_file():
             raise MissingError("shard-missing", f"there is no shard {shard}: check the path")
     reports = tuple(_repaired(shard, partial(on_progress, shard)) for shard in shards)
-    return RepairOutcome(reports, _not_stored(reports))
+    lost = _not_stored(reports)
+    runs = (
+        run_of_shard(report.path) for report in reports if not set(lost).isdisjoint(report.lost)
+    )
+    return RepairOutcome(reports, lost, tuple(dict.fromkeys(run for run in runs if run)))
 
 
 def _repaired(shard: Path, on_progress: Callable[[int, int], None]) -> RepairReport:
     try:
-        return repair_shard(shard, has_digest_keys=True, on_progress=on_progress)
+        return repair_shard(shard, on_progress=on_progress)
     except StatetapError as error:
         # The keys that the other shards have lost must be told all the same.
         return RepairReport(shard, 0, (), (), (Fault(error.kind, None, error.message),))

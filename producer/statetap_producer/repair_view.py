@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -30,7 +29,7 @@ def repair_progress() -> Iterator[OnShardProgress]:
         )
 
 
-def repair_view(outcome: RepairOutcome, runs: Sequence[Path]) -> RenderableType:
+def repair_view(outcome: RepairOutcome) -> RenderableType:
     """A line a shard, what was done, what is lost, and how to get it back."""
     table = Table(box=None, pad_edge=False, header_style="cyan")
     table.add_column("shard", overflow="fold")
@@ -52,7 +51,7 @@ def repair_view(outcome: RepairOutcome, runs: Sequence[Path]) -> RenderableType:
         *_lines(mended, "green"),
         *_lines(outcome.lost, "red"),
         *_lines(left, "red"),
-        _summary(outcome, runs),
+        _summary(outcome),
     )
 
 
@@ -63,7 +62,7 @@ def _lines(faults: Sequence[Fault], style: str) -> Iterator[Text]:
         yield Text(f"and {len(faults) - _MOST_FAULTS:,} more; --json lists all")
 
 
-def _summary(outcome: RepairOutcome, runs: Sequence[Path]) -> Text:
+def _summary(outcome: RepairOutcome) -> Text:
     shards = counted(len(outcome.reports), "shard")
     if not outcome.is_good:
         num_broken = sum(not report.is_intact for report in outcome.reports)
@@ -73,7 +72,7 @@ def _summary(outcome: RepairOutcome, runs: Sequence[Path]) -> Text:
     else:
         verdict = Text(f"{shards} intact, nothing lost", "bold green")
     if outcome.lost:
-        folders = runs or [Path("DIR")]
+        folders = map(str, outcome.runs or ("DIR",))
         commands = ", ".join(f"statetap enqueue --run {folder}" for folder in folders)
         verdict.append(f"\nTo extract what is lost anew: {commands}", "not bold default")
     return verdict

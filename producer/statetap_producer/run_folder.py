@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statetap_contract import RUN_NAME_FORM, MissingError, UsageError
+from statetap_store.find_shards import find_shards
 from statetap_store.shard_names import shard_paths
 
 from statetap_producer.durable_file import durable_file
@@ -90,21 +91,29 @@ class RunFolder:
             temporary.write_text(json.dumps(record.to_json(), indent=2) + "\n")
 
 
-def shards_at(path: Path) -> list[Path]:
-    """The shards that a person means by a path: the shard itself, or all in a folder or a run.
+def shards_at(*paths: Path) -> list[Path]:
+    """The shards that a person means by some paths: as ``find_shards``, and runs are real ones.
 
     Raises:
-        MissingError, UsageError: the path is a folder that is no run's and holds no shards.
+        MissingError, UsageError: a path is a folder that is no run's and holds no shards.
     """
-    if not path.is_dir():
+    return find_shards(*(place for path in paths for place in _place_of_shards(path)))
+
+
+def _place_of_shards(path: Path) -> list[Path]:
+    if not path.is_dir() or is_plain_folder(path):
         return [path]
-    if is_plain_folder(path):
-        return shard_paths(path)
     run = RunFolder(path)
     run.read_record()
-    return run.shard_files()
+    return [run.shards] if run.shards.is_dir() else []
 
 
 def is_plain_folder(path: Path) -> bool:
     """Whether a folder holds shards and is no run's: a copy, or the folder in a run's."""
-    return not (path / "run.json").exists() and bool(shard_paths(path))
+    return not (path / "run.json").exists() and bool(find_shards(path))
+
+
+def run_of_shard(shard: Path) -> Path | None:
+    """The folder of the run whose shard this is, None where none is known."""
+    folder = shard.absolute().parent.parent
+    return folder if (folder / "run.json").is_file() else None

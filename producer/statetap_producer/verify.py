@@ -52,7 +52,7 @@ def verify(
         StatetapError: what reading a run raises.
     """
     runs = [RunFolder(path) for path in paths if path.is_dir() and not is_plain_folder(path)]
-    shards = [shard for path in paths for shard in shards_at(path)]
+    shards = shards_at(*paths)
     reports = verify_shards(
         shards,
         quick=quick,

@@ -7,7 +7,6 @@ are not imported here, so the store works without torch.
 
 from statetap_store.bad_rows import BadRow, bad_rows
 from statetap_store.dtypes import storage_dtype
-from statetap_store.header import FORMAT_VERSION
 from statetap_store.inspection import Inspection, inspect_shards
 from statetap_store.merge import MergeReport, merge_shards
 from statetap_store.provenance import Provenance
@@ -26,7 +25,6 @@ from statetap_store.verify_many import verify_shards
 from statetap_store.writer import ShardFull, ShardWriter
 
 __all__ = [
-    "FORMAT_VERSION",
     "BadRow",
     "Fault",
     "Inspection",

@@ -1,6 +1,7 @@
 """Copying the samples of a table into a new shard, one after another, each proven on the way."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from statetap_contract import CheckError
 from statetap_store.file_bytes import PIECE_BYTES, read_into, write_at
 from statetap_store.index_row import ROW_DTYPE, ROW_MAGIC, STATE_SAMPLE, set_checksums
 from statetap_store.layout import ByteRange, ShardLayout, token_bytes
+from statetap_store.payload import payload_parts
 from statetap_store.sample import SampleEntry
 from statetap_store.sample_table import SampleTable
 from statetap_store.shard_file import ShardFile
@@ -44,16 +46,12 @@ def copy_payloads(
         with ShardFile.open(path) as shard:
             source = shard.header.layout
             for entry in map(table.__getitem__, range(starts[number], starts[number + 1])):
-                old = (entry.token_offset, entry.num_tokens)
-                new = (next_token, entry.num_tokens)
-                parts = (
-                    ("token ids", source.token_ids(*old), layout.token_ids(*new), entry.ids_xxh3),
-                    ("loss mask", source.loss_mask(*old), layout.loss_mask(*new), entry.mask_xxh3),
-                    ("states", source.states(*old), layout.states(*new), entry.states_xxh3),
-                )
-                for name, where, target, expected in parts:
-                    if _copy(entry, shard.fd, where, fd, target.offset, buffer) != expected:
-                        trouble = f"has {name} that fail their checksum"
+                target = replace(entry, token_offset=next_token)
+                both = zip(payload_parts(source, entry), payload_parts(layout, target), strict=True)
+                for old, new in both:
+                    copied = _copy(entry, shard.fd, old.where, fd, new.where.offset, buffer)
+                    if copied != old.expected:
+                        trouble = f"has {old.name} that fail their checksum"
                         raise _refused(entry, "payload-corrupt", trouble)
                 next_token += entry.num_tokens
                 on_progress(next_token * sample_bytes, layout.capacity_tokens * sample_bytes)

@@ -4,6 +4,9 @@
 Slot 0 is filled before the shard gets its name. Slot 1 is filled by sealing and made durable,
 before the header itself is rewritten and then slot 0. So a right slot 1 means that the shard is
 sealed, or was about to be and must be: no sample is ever appended once it is there.
+
+What the disk does not give counts as damaged, as long as one of the three is of use. Slots are
+written in whole pages: a page that cannot be read can be written, but not in part.
 """
 
 import struct
@@ -30,11 +33,14 @@ class HeaderCopies:
     """The header region as it stands on disk, and what its copies say it should be."""
 
     #: What the file starts with: as many bytes as the proven header has, or the whole region.
+    #: Empty where the disk does not give it.
     on_disk: bytes
     #: What each slot holds; None where it is empty or fails its checksum.
     slots: tuple[bytes | None, bytes | None]
     #: Slots that are neither empty nor right.
     damaged_slots: tuple[int, ...]
+    #: Why one of the three could not be read, None where all could.
+    disk_error: OSError | None
 
     @property
     def proven(self) -> bytes | None:
@@ -59,14 +65,31 @@ class HeaderCopies:
 
 
 def read_copies(fd: int) -> HeaderCopies:
-    """Reads the header and both slots of an open file, whatever it is."""
-    slots = [_read_slot(fd, slot) for slot in (OPEN_SLOT, SEALED_SLOT)]
-    proven = slots[SEALED_SLOT][0] or slots[OPEN_SLOT][0]
-    return HeaderCopies(
-        on_disk=read_range(fd, ByteRange(0, len(proven) if proven else ALIGNMENT)),
-        slots=(slots[0][0], slots[1][0]),
-        damaged_slots=tuple(number for number, (_, is_damaged) in enumerate(slots) if is_damaged),
-    )
+    """Reads the header and both slots of an open file, whatever it is.
+
+    Raises:
+        OSError: no copy is right, and the header cannot be read.
+    """
+    slots: list[bytes | None] = []
+    damaged: list[int] = []
+    disk_error: OSError | None = None
+    for slot in (OPEN_SLOT, SEALED_SLOT):
+        try:
+            header, is_damaged = _read_slot(fd, slot)
+        except OSError as error:
+            header, is_damaged, disk_error = None, True, error
+        slots.append(header)
+        if is_damaged:
+            damaged.append(slot)
+    opened, sealed = slots
+    proven = sealed or opened
+    try:
+        on_disk = read_range(fd, ByteRange(0, len(proven) if proven else ALIGNMENT))
+    except OSError as error:
+        if proven is None:
+            raise
+        on_disk, disk_error = b"", error
+    return HeaderCopies(on_disk, (opened, sealed), tuple(damaged), disk_error)
 
 
 def vouched_header(fd: int, region: bytes) -> bytes | None:
@@ -75,21 +98,25 @@ def vouched_header(fd: int, region: bytes) -> bytes | None:
     A copy has the header itself and its checksum. Either is enough.
     """
     for slot in (SEALED_SLOT, OPEN_SLOT):
-        content = read_range(fd, ByteRange(slot_offset(slot), SLOT_BYTES))
+        try:
+            content = read_range(fd, ByteRange(slot_offset(slot), SLOT_BYTES))
+        except OSError:
+            continue
         length, expected = _PREFIX.unpack(content[: _PREFIX.size].ljust(_PREFIX.size, b"\0"))
         if 0 < length <= len(region) and xxhash.xxh3_64_intdigest(region[:length]) == expected:
             return region[:length]
         header = content[_PREFIX.size :].rstrip(b"\0")
         if header and header == region.rstrip(b"\0"):
-            return region[: -(-len(header) // PAGE_BYTES) * PAGE_BYTES]
+            return region[: _whole_pages(len(header))]
     return None
 
 
 def encode_copy(header: bytes) -> bytes:
-    """A slot's content. Raises ValueError for a header that does not fit."""
+    """A slot's content, whole pages. Raises ValueError for a header that does not fit."""
     if _PREFIX.size + len(header) > SLOT_BYTES:
         raise ValueError(f"a header of {len(header)} bytes does not fit: shorten the provenance")
-    return _PREFIX.pack(len(header), xxhash.xxh3_64_intdigest(header)) + header
+    copy = _PREFIX.pack(len(header), xxhash.xxh3_64_intdigest(header)) + header
+    return copy.ljust(_whole_pages(len(copy)), b"\0")
 
 
 def write_copy(fd: int, slot: int, header: bytes) -> None:
@@ -99,12 +126,12 @@ def write_copy(fd: int, slot: int, header: bytes) -> None:
 
 def copy_range(slot: int, header: bytes) -> ByteRange:
     """Where the copy of a header lies."""
-    return ByteRange(slot_offset(slot), _PREFIX.size + len(header))
+    return ByteRange(slot_offset(slot), _whole_pages(_PREFIX.size + len(header)))
 
 
 def clear_copy(fd: int, slot: int) -> None:
     """Empties a slot, which needs no room on the disk; the caller syncs. Raises OSError."""
-    write_at(fd, bytes(_PREFIX.size), slot_offset(slot))
+    write_at(fd, bytes(PAGE_BYTES), slot_offset(slot))
 
 
 def slot_offset(slot: int) -> int:
@@ -113,7 +140,7 @@ def slot_offset(slot: int) -> int:
 
 
 def _read_slot(fd: int, slot: int) -> tuple[bytes | None, bool]:
-    """The slot's copy, and whether the slot is damaged."""
+    """The slot's copy, and whether the slot is damaged. Raises OSError."""
     offset = slot_offset(slot)
     prefix = read_range(fd, ByteRange(offset, _PREFIX.size))
     if not any(prefix):
@@ -125,3 +152,7 @@ def _read_slot(fd: int, slot: int) -> tuple[bytes | None, bool]:
     if len(header) != length or xxhash.xxh3_64_intdigest(header) != expected:
         return None, True
     return header, False
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

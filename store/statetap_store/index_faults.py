@@ -7,10 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from statetap_contract import CheckError
 
-from statetap_store.file_bytes import read_range
 from statetap_store.index_row import Rows, key_of_damaged, keys_of, readable_key
 from statetap_store.shard_file import ShardFile
-from statetap_store.shard_index import ShardIndex
+from statetap_store.shard_index import ShardIndex, read_row
 from statetap_store.shard_report import Fault
 
 _PLACEMENTS: Final = {
@@ -27,11 +26,13 @@ def header_faults(shard: ShardFile) -> Iterator[Fault]:
     """Where the header, its copies and the file's length disagree."""
     path, copies = shard.path, shard.copies
     is_cut = not shard.header.is_sealed or not shard.has_slack
+    error = copies.disk_error
+    reason = f" ({error.strerror})" if error is not None else ""
     if copies.proven is None:
         yield Fault(
             "header-unproven",
             None,
-            f"{path} has no intact copy of its header: run 'statetap repair {path}'",
+            f"{path} has no intact copy of its header{reason}: run 'statetap repair {path}'",
         )
     elif copies.is_seal_unfinished or not is_cut:
         yield Fault(
@@ -43,14 +44,16 @@ def header_faults(shard: ShardFile) -> Iterator[Fault]:
         yield Fault(
             "header-damaged",
             None,
-            f"{path} has a damaged header: run 'statetap repair {path}', an intact copy is in it",
+            f"{path} has a damaged header{reason}: run 'statetap repair {path}', an intact copy is "
+            "in it",
         )
     elif copies.damaged_slots:
         slot = copies.damaged_slots[0]
         yield Fault(
             "backup-damaged",
             None,
-            f"{path} has a damaged copy of its header in slot {slot}: run 'statetap repair {path}'",
+            f"{path} has a damaged copy of its header in slot {slot}{reason}: run 'statetap repair "
+            f"{path}'",
         )
     try:
         shard.check_length()
@@ -61,9 +64,11 @@ def header_faults(shard: ShardFile) -> Iterator[Fault]:
 def index_faults(shard: ShardFile, index: ShardIndex) -> Iterator[Fault]:
     """Damaged rows, then rows whose tokens are not where they belong, then repeated keys."""
     for sequence in damaged_rows(shard, index):
-        key = key_of_damaged(read_range(shard.fd, shard.header.layout.row(sequence)), sequence)
+        data = read_row(shard.fd, shard.header.layout, sequence)
+        trouble = "is damaged" if data else "cannot be read"
+        key = key_of_damaged(data, sequence)
         loss = f", sample {key} is lost" if key is not None else ""
-        message = f"index row {sequence} of {shard.path} is damaged{loss}"
+        message = f"index row {sequence} of {shard.path} {trouble}{loss}"
         yield Fault("row-corrupt", key, message)
     for _, fault in misplaced_rows(shard, index.rows):
         yield fault

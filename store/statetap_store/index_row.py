@@ -21,7 +21,7 @@ ROW_MAGIC: Final = 0x31525453
 
 #: The row describes a sample.
 STATE_SAMPLE: Final = 1
-#: The row's sample was never proven complete and recovery gave it up.
+#: The row holds no sample: recovery did not find it proven, or repair found it damaged.
 STATE_VOID: Final = 2
 
 #: The row as an HDF5 compound type. ``_FIELDS`` packs the same bytes.

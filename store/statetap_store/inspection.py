@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from statetap_store.index_faults import damaged_rows, is_repeated
 from statetap_store.index_row import ROW_DTYPE, STATE_VOID, IndexRow, Rows
 from statetap_store.layout import token_bytes
 from statetap_store.provenance import Provenance
-from statetap_store.shard_file import ShardFile, unreadable
+from statetap_store.shard_file import ShardFile
 from statetap_store.shard_index import ShardIndex
 from statetap_store.shard_report import Fault
 
@@ -61,7 +62,7 @@ class SampleFacts:
     key: str
     path: Path
     num_tokens: int
-    #: Tokens the loss is taken over; None where the loss mask is damaged.
+    #: Tokens the loss is taken over; None where the loss mask is damaged or cannot be read.
     num_loss_tokens: int | None
     #: When it was appended, nanoseconds since 1970.
     time_ns: int
@@ -85,13 +86,13 @@ class Inspection:
 
     #: By name, as readers take them.
     shards: tuple[ShardFacts, ...]
-    #: Why others cannot be read.
+    #: Why others cannot be read, or the first sample of one of these.
     unreadable: tuple[Fault, ...]
     #: int64 [n], the tokens of each sample, each key once.
     lengths: npt.NDArray[np.int64]
     #: Of the first shard that holds any.
     first_samples: tuple[SampleFacts, ...]
-    #: Of the first sample, by row, then in row order.
+    #: Of the first sample, by row, then in row order; none where its states cannot be read.
     first_rows: tuple[SlotRow, ...]
 
 
@@ -111,13 +112,15 @@ def inspect_shards(paths: Sequence[Path]) -> Inspection:
         try:
             with ShardFile.open(path) as shard:
                 index = shard.load_index()
+                shards.append(_shard_facts(shard, index))
                 if not first_samples and len(index.samples):
                     first_samples = tuple(_first_samples(shard, index.samples))
-                    first_rows = tuple(_first_rows(shard, IndexRow.of(index.samples[0])))
-                shards.append(_shard_facts(shard, index))
-        except (CheckError, OSError) as error:
-            reason = unreadable(path, error) if isinstance(error, OSError) else error
-            failed.append(Fault(reason.kind, None, reason.message))
+                    try:
+                        first_rows = tuple(_first_rows(shard, IndexRow.of(index.samples[0])))
+                    except OSError as error:
+                        failed.append(_unreadable_sample(first_samples[0], error))
+        except CheckError as error:
+            failed.append(Fault(error.kind, None, error.message))
             continue
         keys.append(index.samples["key"].copy())
         lengths.append(index.samples["num_tokens"].astype(np.int64))
@@ -157,12 +160,24 @@ def _shard_facts(shard: ShardFile, index: ShardIndex) -> ShardFacts:
     )
 
 
+def _unreadable_sample(sample: SampleFacts, error: OSError) -> Fault:
+    message = f"sample {sample.key} in {sample.path} cannot be read ({error.strerror})"
+    return Fault("payload-unreadable", sample.key, message)
+
+
 def _first_samples(shard: ShardFile, samples: Rows) -> Iterator[SampleFacts]:
     for row in map(IndexRow.of, samples[:_NUM_SAMPLES]):
-        mask = read_range(shard.fd, shard.header.layout.loss_mask(row.token_offset, row.num_tokens))
-        is_right = xxhash.xxh3_64_intdigest(mask) == row.mask_xxh3
-        num_loss_tokens = mask.count(1) if is_right else None
+        num_loss_tokens = _num_loss_tokens(shard, row)
         yield SampleFacts(row.key, shard.path, row.num_tokens, num_loss_tokens, row.time_ns)
+
+
+def _num_loss_tokens(shard: ShardFile, row: IndexRow) -> int | None:
+    where = shard.header.layout.loss_mask(row.token_offset, row.num_tokens)
+    with suppress(OSError):
+        mask = read_range(shard.fd, where)
+        if xxhash.xxh3_64_intdigest(mask) == row.mask_xxh3:
+            return mask.count(1)
+    return None
 
 
 def _first_rows(shard: ShardFile, row: IndexRow) -> Iterator[SlotRow]:

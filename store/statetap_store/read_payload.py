@@ -6,13 +6,14 @@ import xxhash
 from statetap_contract import CheckError
 
 from statetap_store.file_bytes import PIECE_BYTES, read_into
-from statetap_store.layout import ByteRange, ShardLayout
+from statetap_store.layout import ShardLayout
+from statetap_store.payload import PayloadPart, fits, payload_parts
 from statetap_store.sample import Sample, SampleEntry
 
 
 def check_place(layout: ShardLayout, entry: SampleEntry) -> None:
     """Raises CheckError, kind ``payload-corrupt``, for a sample that cannot be where it should."""
-    if entry.token_offset + entry.num_tokens > layout.capacity_tokens:
+    if not fits(layout, entry):
         raise _corrupt(entry, "lies outside the shard")
 
 
@@ -32,48 +33,28 @@ def read_payload(
         CheckError: kind ``payload-corrupt``: a checksum is wrong, or bytes are missing or
             unreadable.
     """
-    read_prompt(fd, layout, entry, sample.token_ids, sample.loss_mask, check=check)
-    where = layout.states(entry.token_offset, entry.num_tokens)
-    _fill(fd, entry, "states", where, sample.states, entry.states_xxh3 if check else None)
-
-
-def read_prompt(
-    fd: int,
-    layout: ShardLayout,
-    entry: SampleEntry,
-    token_ids: npt.NDArray[np.int32],
-    loss_mask: npt.NDArray[np.uint8],
-    *,
-    check: bool,
-) -> None:
-    """Fills token ids and loss mask, as ``read_payload`` does all three."""
-    tokens = entry.token_offset, entry.num_tokens
-    expected = (entry.ids_xxh3, entry.mask_xxh3) if check else (None, None)
-    _fill(fd, entry, "token ids", layout.token_ids(*tokens), token_ids, expected[0])
-    _fill(fd, entry, "loss mask", layout.loss_mask(*tokens), loss_mask, expected[1])
+    ids, mask, states = payload_parts(layout, entry)
+    _fill(fd, entry, ids, sample.token_ids, check=check)
+    _fill(fd, entry, mask, sample.loss_mask, check=check)
+    _fill(fd, entry, states, sample.states, check=check)
 
 
 def _fill(
-    fd: int,
-    entry: SampleEntry,
-    name: str,
-    where: ByteRange,
-    array: npt.NDArray[np.generic],
-    expected: int | None,
+    fd: int, entry: SampleEntry, part: PayloadPart, array: npt.NDArray[np.generic], *, check: bool
 ) -> None:
     buffer = array.reshape(-1).view(np.uint8).data
-    digest = None
+    digest = part.expected
     try:
-        if expected is None:
-            num_read = read_into(fd, buffer, where.offset)
+        if check:
+            num_read, digest = _read_hashed(fd, buffer, part.where.offset)
         else:
-            num_read, digest = _read_hashed(fd, buffer, where.offset)
+            num_read = read_into(fd, buffer, part.where.offset)
     except OSError as error:
         raise _corrupt(entry, f"cannot be read ({error.strerror})") from error
-    if num_read != where.num_bytes:
-        raise _corrupt(entry, f"has {name} that the file does not hold")
-    if digest != expected:
-        raise _corrupt(entry, f"has {name} that fail their checksum")
+    if num_read != part.where.num_bytes:
+        raise _corrupt(entry, f"has {part.name} that the file does not hold")
+    if digest != part.expected:
+        raise _corrupt(entry, f"has {part.name} that fail their checksum")
 
 
 def _read_hashed(fd: int, buffer: memoryview, offset: int) -> tuple[int, int]:

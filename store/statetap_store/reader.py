@@ -1,14 +1,13 @@
 """ShardReader: the samples of one shard, readable while another process appends to it."""
 
+from bisect import bisect_left
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
 from statetap_contract import CaptureSpec
 
 from statetap_store.provenance import Provenance
-from statetap_store.read_payload import check_place, read_payload, read_prompt
+from statetap_store.read_payload import check_place, read_payload
 from statetap_store.sample import Sample, SampleEntry
 from statetap_store.sample_buffer import SampleBuffer
 from statetap_store.sample_table import SampleTable
@@ -19,7 +18,8 @@ class ShardReader:
     """The samples that a shard had when it was opened.
 
     The last ones may not be committed yet, and after a crash they may be incomplete until the
-    shard's writer has recovered it; ``read`` checks.
+    shard's writer has recovered it; ``read`` checks. Pickled, it is a reader of the same samples
+    that opens the shard itself.
 
     Raises:
         MissingError: kind ``shard-missing``.
@@ -34,6 +34,13 @@ class ShardReader:
         except BaseException:
             self._shard.close()
             raise
+
+    def __getstate__(self) -> tuple[Path, SampleTable]:
+        return self.path, self.samples
+
+    def __setstate__(self, state: tuple[Path, SampleTable]) -> None:
+        path, self.samples = state
+        self._shard = ShardFile.open_whole(path)
 
     @property
     def path(self) -> Path:
@@ -74,21 +81,6 @@ class ShardReader:
         read_payload(self._shard.fd, layout, entry, sample, check=check)
         return sample
 
-    def read_prompt(
-        self, entry: SampleEntry
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """Token ids and loss mask of a sample, [num_tokens] each, without its states.
-
-        Raises:
-            CheckError, ValueError: as ``read``.
-        """
-        self._check_entry(entry)
-        token_ids = np.empty(entry.num_tokens, "<i4")
-        loss_mask = np.empty(entry.num_tokens, np.uint8)
-        layout = self._shard.header.layout
-        read_prompt(self._shard.fd, layout, entry, token_ids, loss_mask, check=True)
-        return token_ids, loss_mask
-
     def close(self) -> None:
         self._shard.close()
 
@@ -100,7 +92,7 @@ class ShardReader:
 
     def _check_entry(self, entry: SampleEntry) -> None:
         """Raises ValueError for an entry of another shard, and CheckError as ``check_place``."""
-        place = np.searchsorted(self.samples.records["sequence"], entry.sequence)
-        if place == len(self.samples) or self.samples[int(place)] != entry:
+        place = bisect_left(self.samples.records["sequence"], entry.sequence)
+        if place == len(self.samples) or self.samples[place] != entry:
             raise ValueError(f"sample {entry.key} is not row {entry.sequence} of {self.path}")
         check_place(self._shard.header.layout, entry)

@@ -32,7 +32,7 @@ class Recovery:
     durable: Rows
     #: Rows of the later samples whose payload is proven, ascending.
     proven: tuple[IndexRow, ...]
-    #: Rows that replace unproven ones.
+    #: Void rows to be written: those that replace unproven ones, and late ones that stand already.
     voids: tuple[IndexRow, ...]
     #: Numbers of the rows to be cleared.
     junk: tuple[int, ...]
@@ -55,7 +55,8 @@ def plan_recovery(fd: int, layout: ShardLayout, index: ShardIndex) -> Recovery:
     if bound - 1 in index.damaged:
         # Its tokens are unknown, but they end where those of a later row start.
         token_end = max(token_end, min(row.token_offset for row in late.values()))
-    voids = tuple(_voids(late, proven, token_end, range(bound, index.end)))
+    standing = (row for row in proven.values() if not row.is_sample)
+    voids = (*_voids(late, proven, token_end, range(bound, index.end)), *standing)
     return Recovery(
         durable=samples_of(durable),
         proven=tuple(row for row in proven.values() if row.is_sample),
@@ -80,23 +81,31 @@ def _voids(
     A void row claims the tokens up to the next proven row, and none when there is no such row:
     then its tokens are free again.
     """
+    #: First token of all proven rows from each one on.
+    limits: dict[int, int] = {}
+    limit: int | None = None
+    for sequence in reversed(sequences):
+        if sequence in proven:
+            start = proven[sequence].token_offset
+            limit = start if limit is None else min(limit, start)
+        elif limit is not None:
+            limits[sequence] = limit
     for sequence in sequences:
         if sequence in proven:
             token_end = max(token_end, proven[sequence].token_end)
             continue
-        following = [row.token_offset for row in proven.values() if row.sequence > sequence]
-        start, token_end = token_end, max(token_end, min(following, default=token_end))
+        start, token_end = token_end, max(token_end, limits.get(sequence, token_end))
         key = late[sequence].key if sequence in late else ""
         yield IndexRow.void(key, sequence, start, token_end - start, sequences.start)
 
 
 def write_recovery(fd: int, layout: ShardLayout, recovery: Recovery) -> None:
-    """Writes void rows, clears junk, and writes every proven late row again.
+    """Writes void rows, clears junk, and writes every late row again, void ones too.
 
     Writing them again, payload and all, is not idle. Their keys are about to be treated as
-    stored, and what was just verified may have come from memory: from a writer that was killed
-    before its fdatasync, or from pages that the kernel marks clean after a failed one although
-    they never reached the disk. The caller syncs.
+    stored, or their tokens as free, and what was just read may have come from memory: from a
+    writer that was killed before its fdatasync, or from pages that the kernel marks clean after a
+    failed one although they never reached the disk. The caller syncs.
 
     Raises:
         OSError: the shard is as unproven as before.

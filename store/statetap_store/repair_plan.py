@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from statetap_store.file_bytes import read_range
 from statetap_store.index_faults import damaged_rows, is_repeated, misplaced_rows
 from statetap_store.index_row import IndexRow, Rows, key_of_damaged
 from statetap_store.layout import token_bytes
 from statetap_store.payload_faults import payload_faults
 from statetap_store.recover import Recovery
 from statetap_store.shard_file import ShardFile
-from statetap_store.shard_index import ShardIndex
+from statetap_store.shard_index import ShardIndex, read_row
 from statetap_store.shard_report import Fault
 
 #: Numbers of rows, or positions among them.
@@ -33,8 +32,6 @@ class RepairPlan:
 def plan_repair(
     shard: ShardFile,
     index: ShardIndex,
-    *,
-    has_digest_keys: bool,
     on_progress: Callable[[int, int], None],
 ) -> RepairPlan:
     """Checks all that the index says, payloads included, and decides without writing.
@@ -42,14 +39,10 @@ def plan_repair(
     Args:
         shard: its header is right, and rows of which one bit was wrong are mended.
         index: all its rows.
-        has_digest_keys: as for ``verify_shard``.
         on_progress: called after each payload with the bytes checked and the bytes to check.
-
-    Raises:
-        OSError: a damaged row cannot be read.
     """
     samples = index.samples
-    faults = _payload_faults(shard, samples, on_progress, has_digest_keys=has_digest_keys)
+    faults = _payload_faults(shard, samples, on_progress)
     sound = _without(samples, faults)
     for position, fault in misplaced_rows(shard, samples[sound]):
         if fault.kind != "rows-gap":
@@ -85,8 +78,6 @@ def _payload_faults(
     shard: ShardFile,
     samples: Rows,
     on_progress: Callable[[int, int], None],
-    *,
-    has_digest_keys: bool,
 ) -> dict[int, Fault]:
     """The first fault of each sample that has one, by its position."""
     sample_bytes = token_bytes(shard.header.spec)
@@ -94,7 +85,8 @@ def _payload_faults(
     num_checked = 0
     faults: dict[int, Fault] = {}
     for position, row in enumerate(map(IndexRow.of, samples)):
-        for fault in payload_faults(shard, row, has_digest_keys=has_digest_keys):
+        # Whatever the keys of others are made of, a payload that is right is not given up.
+        for fault in payload_faults(shard, row, has_digest_keys=False):
             faults.setdefault(position, fault)
         num_checked += row.num_tokens * sample_bytes
         on_progress(num_checked, num_bytes)
@@ -113,7 +105,7 @@ def _stored(keys: list[str], kept: Rows) -> set[str]:
 
 
 def _damaged_key(shard: ShardFile, sequence: int) -> str | None:
-    return key_of_damaged(read_range(shard.fd, shard.header.layout.row(sequence)), sequence)
+    return key_of_damaged(read_row(shard.fd, shard.header.layout, sequence), sequence)
 
 
 def _recovery(shard: ShardFile, index: ShardIndex, kept: Rows) -> Recovery:

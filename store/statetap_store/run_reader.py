@@ -6,12 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self, SupportsIndex
 
-import numpy as np
-import numpy.typing as npt
 from statetap_contract import MissingError
 
 from statetap_store.layout import ShardLayout
-from statetap_store.read_payload import check_place, read_payload, read_prompt
+from statetap_store.read_payload import check_place, read_payload
 from statetap_store.sample import Sample, SampleEntry
 from statetap_store.sample_buffer import SampleBuffer
 from statetap_store.sample_table import SampleTable
@@ -80,21 +78,6 @@ class RunReader:
             raise ValueError("the buffer was made for another capture spec than the samples have")
         entry, layout = self._locate(sample)
         return self._fill(buffer, entry, layout, check=check)
-
-    def read_prompt(
-        self, sample: SampleEntry | SupportsIndex | str
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """Token ids and loss mask of a sample, [num_tokens] each, without its states.
-
-        Raises:
-            As ``read``.
-        """
-        entry, layout = self._locate(sample)
-        token_ids = np.empty(entry.num_tokens, "<i4")
-        loss_mask = np.empty(entry.num_tokens, np.uint8)
-        shard = self._open(entry.path)
-        read_prompt(shard.fd, layout, entry, token_ids, loss_mask, check=True)
-        return token_ids, loss_mask
 
     def close(self) -> None:
         """Lets go of all shards; reading opens them again."""

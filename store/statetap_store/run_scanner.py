@@ -1,18 +1,28 @@
 """RunScanner: knows the samples of a folder of shards while it grows."""
 
 import os
+import time
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from statetap_contract import CaptureSpec, CheckError, MissingError
 
-from statetap_store.index_row import ROW_DTYPE, Rows, keys_of
-from statetap_store.layout import ShardLayout, token_bytes
+from statetap_store.file_bytes import read_range
+from statetap_store.header_copies import SEALED_SLOT, slot_offset
+from statetap_store.index_row import ROW_DTYPE, IndexRow, Rows, keys_of
+from statetap_store.layout import ByteRange, ShardLayout, token_bytes
+from statetap_store.payload import is_payload_intact
 from statetap_store.shard_file import ShardFile
 from statetap_store.shard_index import find_row, load_index
+from statetap_store.shard_lock import is_locked
 from statetap_store.shard_names import shard_paths
+
+#: A folder that did not change for so long before it was listed, and has the same time of change
+#: still, holds the same names. File systems' clocks tick slower than this.
+_SETTLED_NS: Final = 2_000_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -24,10 +34,12 @@ class _Progress:
     spec: CaptureSpec
     layout: ShardLayout
     is_sealed: bool
-    #: Rows before this one are durable: they never change and are not read again.
+    #: Rows before this one are durable: no writer changes them, and they are not read again.
     num_durable: int = 0
     #: Samples after them, which recovery may yet void.
     late: Rows = field(default_factory=lambda: np.empty(0, ROW_DTYPE))
+    #: Checksums of those among them whose payload was proven.
+    proven: set[int] = field(default_factory=set)
     #: Key and tokens of those of them that were counted here.
     counted: list[tuple[str, int]] = field(default_factory=list)
 
@@ -41,7 +53,8 @@ class RunScanner:
     """The samples of a growing folder; ``refresh`` reads only the index rows that are new.
 
     A shard that cannot be read is named in ``unreadable``, and its samples are not counted.
-    Samples at the end of a shard count as soon as they are written, before they are committed.
+    Samples at the end of a shard count as soon as they are written, before they are committed. At
+    the end of one that no writer has open they count if their payload is proven.
 
     Only keys are kept in memory, no rows and no payloads.
     """
@@ -50,10 +63,16 @@ class RunScanner:
         self._folder = folder
         #: Why a shard cannot be read.
         self.unreadable: dict[Path, CheckError | MissingError] = {}
+        #: Device and inode of each shard when the folder was listed, when that was, and when the
+        #: folder had been changed last.
+        self._listed: dict[Path, tuple[int, int]] = {}
+        self._listed_ns = self._changed_ns = 0
         self._forget()
 
     def _forget(self) -> None:
         self._shards: dict[Path, _Progress] = {}
+        #: Shards in which something may be new.
+        self._unfinished = list(self._listed)
         #: The shard in which each key was counted.
         self._home: dict[str, Path] = {}
         self._num_durable = 0
@@ -115,47 +134,71 @@ class RunScanner:
         Args:
             leave_out: a shard that is not looked at, as if it were not there.
         """
-        found = _identities(self._folder)
-        if leave_out is not None:
-            found.pop(leave_out, None)
-        if any(found.get(path) != shard.identity for path, shard in self._shards.items()):
-            # A shard went away or was replaced, which no worker does. Start over.
-            self._forget()
+        self._list_folder()
         self.unreadable = {}
         for shard in self._shards.values():
             self._discount_late(shard)
-        for path, identity in found.items():
+        while not self._read_all(leave_out):
+            # A shard cannot be read any more, and is left out from here on.
+            self._forget()
+        self._unfinished = [path for path in self._unfinished if not self._is_finished(path)]
+        # Only now: a key that is late in one shard and durable in another counts where it is safe.
+        for path, shard in self._shards.items():
+            self._count_late(path, shard)
+
+    def _list_folder(self) -> None:
+        """Raises MissingError, kind ``folder-unreachable``."""
+        listed_ns = time.time_ns()
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+        except OSError:
+            # It is not there, or listing it says what is wrong.
+            changed_ns = 0
+        if changed_ns == self._changed_ns and self._listed_ns - changed_ns > _SETTLED_NS:
+            return
+        self._listed = _identities(self._folder)
+        self._listed_ns, self._changed_ns = listed_ns, changed_ns
+        if any(self._listed.get(path) != shard.identity for path, shard in self._shards.items()):
+            # A shard went away or was replaced, which no worker does. Start over.
+            self._forget()
+        self._unfinished = [path for path in self._listed if not self._is_finished(path)]
+
+    def _is_finished(self, path: Path) -> bool:
+        return path in self._shards and self._shards[path].is_finished
+
+    def _read_all(self, leave_out: Path | None) -> bool:
+        """Reads what is new; False when a shard of which samples are counted cannot be read."""
+        for path in self._unfinished:
+            if path == leave_out or path in self.unreadable:
+                continue
             try:
-                self._read_on(path, identity)
+                self._read_on(path)
             except (CheckError, MissingError) as error:
                 self.unreadable[path] = error
             except OSError as error:
                 self.unreadable[path] = CheckError(
                     "shard-unreadable", f"cannot read {path} ({error.strerror}): check the disk"
                 )
-        # Only now: a key that is late in one shard and durable in another counts where it is safe.
-        for path, shard in self._shards.items():
-            self._count_late(path, shard)
+            if path in self.unreadable and path in self._shards:
+                return False
+        return True
 
-    def _read_on(self, path: Path, identity: tuple[int, int]) -> None:
-        shard = self._shards.get(path)
-        if shard is None:
-            shard = self._shards[path] = _first_look(path, identity)
-        elif shard.is_finished:
-            return
+    def _read_on(self, path: Path) -> None:
+        shard = self._shards.get(path) or _first_look(path, self._listed[path])
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if os.fstat(fd).st_size < shard.layout.file_bytes:
-                # It was sealed meanwhile.
-                shard.is_sealed = _first_look(path, identity).is_sealed
+            if not shard.is_sealed and _is_seal_begun(fd):
+                shard.is_sealed = _first_look(path, shard.identity).is_sealed
             index = load_index(fd, shard.layout, shard.num_durable, is_sealed=shard.is_sealed)
+            shard.num_durable = max(shard.num_durable, index.num_durable)
+            num_settled = int(np.searchsorted(index.samples["sequence"], shard.num_durable))
+            # A copy: a view would keep the durable rows in memory.
+            late = index.samples[num_settled:].copy()
+            shard.late = late if is_locked(path) else _proven(fd, shard, late)
         finally:
             os.close(fd)
-        shard.num_durable = max(shard.num_durable, index.num_durable)
-        num_settled = int(np.searchsorted(index.samples["sequence"], shard.num_durable))
+        self._shards[path] = shard
         self._count_durable(path, shard, index.samples[:num_settled])
-        # A copy: a view would keep the durable rows in memory.
-        shard.late = index.samples[num_settled:].copy()
 
     def _count_durable(self, path: Path, shard: _Progress, samples: Rows) -> None:
         keys = keys_of(samples)
@@ -192,6 +235,24 @@ class RunScanner:
 def _first_look(path: Path, identity: tuple[int, int]) -> _Progress:
     with ShardFile.open_whole(path) as shard:
         return _Progress(identity, shard.header.spec, shard.header.layout, shard.header.is_sealed)
+
+
+def _is_seal_begun(fd: int) -> bool:
+    return any(read_range(fd, ByteRange(slot_offset(SEALED_SLOT), 8)))
+
+
+def _proven(fd: int, shard: _Progress, late: Rows) -> Rows:
+    """Those of the last samples that are there, payload and all."""
+    is_proven = []
+    for sample in late:
+        checksum = int(sample["row_xxh3"])
+        if checksum not in shard.proven and is_payload_intact(
+            fd, shard.layout, IndexRow.of(sample)
+        ):
+            shard.proven.add(checksum)
+        is_proven.append(checksum in shard.proven)
+    proven: Rows = late[np.array(is_proven, np.bool_)]
+    return proven
 
 
 def _holds(path: Path, layout: ShardLayout, key: str) -> bool:

@@ -1,7 +1,7 @@
 """SampleTable: the list of the samples of many shards, as arrays."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from statetap_contract import CaptureSpec, CheckError, MissingError
 
+from statetap_store.find_shards import find_shards
+from statetap_store.index_faults import is_repeated
 from statetap_store.index_row import ROW_DTYPE, IndexRow, Rows
 from statetap_store.layout import ShardLayout
 from statetap_store.payload import is_payload_intact
 from statetap_store.sample import SampleEntry
 from statetap_store.shard_file import ShardFile
-from statetap_store.shard_names import shard_paths
 
 #: What is kept of a sample's index row.
 _KEPT: Final = (
@@ -35,8 +36,13 @@ class SampleTable(Sequence[SampleEntry]):
     """The samples of some shards at one moment, in a fixed order: by shard, then by row.
 
     About 90 bytes a sample, 100 once samples were looked up by key. Pickled, it is the same list
-    in another process, whatever was appended since. Nothing that is listed is ever moved: a table
-    stays right while its shards grow, are sealed or are recovered.
+    in another process, whatever was appended since.
+
+    Nothing that is listed is ever moved: a table stays right while its shards grow and are sealed.
+    A sample at the end of a shard that was never synced may still go, with a power loss or a
+    failed disk, and ``repair`` may give samples up; others may take their tokens then. Readers
+    notice by the checksums, and with ``check=False`` they do not: list the samples again after
+    a shard was recovered or repaired.
     """
 
     #: The capture spec of all samples.
@@ -53,18 +59,19 @@ class SampleTable(Sequence[SampleEntry]):
     def scan(cls, *paths: str | os.PathLike[str]) -> Self:
         """Lists the samples of shards, folders of shards and run folders, in any mixture.
 
-        Shards are taken by name, whatever the order of ``paths``, and each file once. Of samples
-        with the same key the first one is listed. Those at the end of an unsealed shard, which
-        its writer may not have committed, are listed only if their payload is proven right now.
+        Shards are those of ``find_shards``, in its order. Of samples with the same key the first
+        one is listed. Those at the end of an unsealed shard, which its writer may not have
+        committed, are listed only if their payload is proven right now.
 
         Raises:
             MissingError: kind ``no-shards``: there is no shard in any of the paths. Kind
-                ``shard-missing`` or ``shard-unreachable``: a path is not there.
+                ``shard-missing``, ``shard-unreachable`` or ``folder-unreachable``: a path is not
+                there, or may not be read.
             CheckError: kind ``spec-mismatch``: two shards have different capture specs; or a
                 shard cannot be read, kinds ``shard-truncated``, ``shard-unreadable`` and those
                 of ``ShardHeader.decode``.
         """
-        shards = _find_shards(map(Path, paths))
+        shards = [path.absolute() for path in find_shards(*map(Path, paths))]
         if not shards:
             where = ", ".join(map(str, paths)) or "no path"
             raise MissingError(
@@ -85,7 +92,9 @@ class SampleTable(Sequence[SampleEntry]):
                     )
                 pieces.append(_records(_proven_samples(shard), number))
         records = np.concatenate(pieces)
-        firsts = _first_of_each_key(records)
+        is_again = is_repeated(records["key"])
+        # Copying a million records takes as long as listing them.
+        firsts = records[~is_again] if is_again.any() else records
         return cls(
             spec=headers[0].spec,
             shards=tuple(shards),
@@ -143,32 +152,6 @@ class SampleTable(Sequence[SampleEntry]):
         return np.argsort(self.records["key"], kind="stable")
 
 
-def _find_shards(paths: Iterable[Path]) -> list[Path]:
-    """The shards that are meant, by name, each file once."""
-    found: dict[object, Path] = {}
-    candidates = {shard.absolute() for path in paths for shard in _shards_at(path)}
-    # Runs in several folders have shards of the same names.
-    for path in sorted(candidates, key=lambda path: (path.name, path)):
-        found.setdefault(_identity(path), path)
-    return list(found.values())
-
-
-def _shards_at(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    in_run = path / "shards"
-    return shard_paths(in_run if in_run.is_dir() else path)
-
-
-def _identity(path: Path) -> object:
-    """What two names of one file have in common; the name itself where no file is."""
-    try:
-        status = path.stat()
-    except OSError:
-        return path
-    return status.st_dev, status.st_ino
-
-
 def _proven_samples(shard: ShardFile) -> Rows:
     """The rows of all samples but those that a crash may have left half-written."""
     index = shard.load_index()
@@ -194,13 +177,3 @@ def _records(samples: Rows, shard: int) -> Rows:
         records[name] = samples[name]
     records["shard"] = shard
     return records
-
-
-def _first_of_each_key(records: Rows) -> Rows:
-    """The records without those whose key an earlier one has."""
-    order = np.argsort(records["key"], kind="stable")
-    keys = records["key"][order]
-    is_first = np.ones(len(records), np.bool_)
-    is_first[1:] = keys[1:] != keys[:-1]
-    firsts: Rows = records if is_first.all() else records[np.sort(order[is_first])]
-    return firsts

@@ -34,6 +34,8 @@ class ShardFile:
     #: The file's length before the header was read: a seal, which cuts the file, writes the header
     #: of the shorter one first. So a shard that is sealed meanwhile does not look cut short.
     num_bytes: int
+    #: Whether it was opened for writing.
+    is_writable: bool
 
     @classmethod
     def open(cls, path: Path, flags: int = os.O_RDONLY) -> Self:
@@ -42,14 +44,16 @@ class ShardFile:
         Raises:
             MissingError: kind ``shard-missing`` or ``shard-unreachable``.
             CheckError: kinds of ``ShardHeader.decode``; ``shard-truncated`` when the file ends in
-                its header or the copies; ``shard-unreadable`` for a bad disk too.
+                its header or the copies; ``shard-unreadable`` when the disk gives neither the
+                header nor a copy of it.
         """
         fd = _open_regular(path, flags)
         try:
             num_bytes = os.fstat(fd).st_size
             copies = read_copies(fd)
             _check_not_cut(path, num_bytes, copies)
-            return cls(path, fd, copies, ShardHeader.decode(copies.best, path), num_bytes)
+            is_writable = flags & os.O_ACCMODE != os.O_RDONLY
+            return cls(path, fd, copies, _decoded(path, copies), num_bytes, is_writable)
         except OSError as error:
             os.close(fd)
             raise unreadable(path, error) from error
@@ -73,11 +77,25 @@ class ShardFile:
         return shard
 
     def load_index(self) -> ShardIndex:
-        """All rows of the index. Raises CheckError, kind ``shard-unreadable``: a bad disk."""
+        """All rows of the index, as far as the disk gives them.
+
+        Raises:
+            CheckError: kind ``shard-unreadable``: it gives none. If the shard is open for writing,
+                also when it does not give one of the rows that may have to be recovered: unlike
+                what a crash left, that one may hold a sample that was acknowledged.
+        """
         try:
-            return load_index(self.fd, self.header.layout, is_sealed=self.header.is_sealed)
+            index = load_index(self.fd, self.header.layout, is_sealed=self.header.is_sealed)
         except OSError as error:
             raise unreadable(self.path, error) from error
+        late = [sequence for sequence in index.unreadable if sequence >= index.num_durable]
+        if late and self.is_writable:
+            raise CheckError(
+                "shard-unreadable",
+                f"cannot read index row {late[0]} of {self.path}: check the disk it is on, or run "
+                f"'statetap repair {self.path}' to give it up",
+            )
+        return index
 
     @property
     def has_slack(self) -> bool:
@@ -118,6 +136,16 @@ def _open_regular(path: Path, flags: int) -> int:
         what = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
         raise MissingError("shard-missing", f"{path} is {what}, not a shard: check the path")
     return fd
+
+
+def _decoded(path: Path, copies: HeaderCopies) -> ShardHeader:
+    """The header; if it is of no use and copies cannot be read, the disk is to blame."""
+    try:
+        return ShardHeader.decode(copies.best, path)
+    except CheckError:
+        if copies.proven is None and copies.disk_error is not None:
+            raise copies.disk_error from None
+        raise
 
 
 def _check_not_cut(path: Path, found: int, copies: HeaderCopies) -> None:

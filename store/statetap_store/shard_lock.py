@@ -1,7 +1,9 @@
 """The right to append to a shard, held by at most one process."""
 
+import errno
 import fcntl
 import os
+import struct
 import time
 from pathlib import Path
 from typing import Final
@@ -14,21 +16,28 @@ from statetap_store.disk_errors import stop_for
 _NUM_TRIES: Final = 3
 _PAUSE_S: Final = 0.02
 
+#: ``struct flock``: an exclusive lock on a whole file, owned by the open file.
+_WHOLE_FILE: Final = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+#: What the system says when somebody else has a lock.
+_TAKEN: Final = frozenset({errno.EAGAIN, errno.EACCES})
+
 
 class ShardLock:
     """An exclusive lock on ``<shard>.lock``, for as long as the object is open.
 
-    The lock file stays, unless it is discarded. Whoever gets the lock makes sure that the name
-    still is this file's: two processes never hold two different files of one name.
+    The lock file lies beside the shard itself, not beside links to it. It stays, unless it is
+    discarded. Whoever gets the lock makes sure that the name still is this file's: two processes
+    never hold two different files of one name.
 
     Raises:
         StopError: kind ``shard-locked``, another writer has it; ``disk-full``, ``not-writable`` or
-            ``shard-broken``, there can be no lock file.
+            ``shard-broken``, there can be no lock file; ``no-locks``, the file system has none.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._name = path.with_name(path.name + ".lock")
+        self._name = _lock_name(path)
         while True:
             try:
                 self._fd = os.open(self._name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -44,13 +53,23 @@ class ShardLock:
             # It was discarded after it was opened here.
             self.close()
 
-    def share(self, fd: int) -> None:
-        """Locks the open shard itself, shared.
+    def hold(self, fd: int) -> None:
+        """Locks the shard itself, which is open for writing, as long as ``fd`` is open.
 
-        HDF5 locks files that it opens: this keeps out whoever would write through HDF5, mode
-        ``w`` included, and lets readers in.
+        Shared against HDF5, which locks files that it opens: this keeps out whoever would write
+        through HDF5, mode ``w`` included, and lets readers in. Exclusively against other writers
+        that came by a hard link, and so by another lock file.
+
+        Raises:
+            StopError: kind ``shard-locked`` or ``no-locks``.
         """
         self._lock(fd, fcntl.LOCK_SH)
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+        except OSError as error:
+            # Where there are no such locks, the lock file alone must do.
+            if error.errno in _TAKEN:
+                raise self._taken() from error
 
     def close(self) -> None:
         os.close(self._fd)
@@ -74,12 +93,24 @@ class ShardLock:
                 fcntl.flock(fd, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 time.sleep(_PAUSE_S)
+            except OSError as error:
+                raise self._unsupported(error) from error
             else:
                 return
-        raise StopError(
+        raise self._taken()
+
+    def _taken(self) -> StopError:
+        return StopError(
             "shard-locked",
             f"{self._path} is open for writing in another process: stop that one, or give this "
             "worker a name of its own",
+        )
+
+    def _unsupported(self, error: OSError) -> StopError:
+        return StopError(
+            "no-locks",
+            f"{self._path} cannot be locked ({error.strerror}): keep shards on a file system with "
+            "locks; Lustre has them with the mount option flock",
         )
 
 
@@ -89,13 +120,19 @@ def is_locked(path: Path) -> bool:
     The lock is taken for a moment, shared, to find out.
     """
     try:
-        fd = os.open(path.with_name(path.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(_lock_name(path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+    except OSError as error:
+        # Where there are no locks there are no writers.
+        return error.errno in _TAKEN
     finally:
         os.close(fd)
     return False
+
+
+def _lock_name(path: Path) -> Path:
+    shard = path.resolve()
+    return shard.with_name(shard.name + ".lock")

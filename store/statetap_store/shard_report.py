@@ -1,4 +1,4 @@
-"""What verification says of a shard."""
+"""What verification and repair say of a shard."""
 
 from dataclasses import dataclass
 from pathlib import Path

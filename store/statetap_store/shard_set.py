@@ -73,8 +73,9 @@ class ShardSet:
             return False
         if self._writer is not None and key in self._writer.keys:
             return True
-        if not self._others.has_durable(key):
-            self._others.refresh(leave_out=self._own)
+        if self._others.has_durable(key):
+            return True
+        self._others.refresh(leave_out=self._own)
         return self._is_stored_elsewhere(key)
 
     def append(

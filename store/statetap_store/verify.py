@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from statetap_contract import CheckError
+from statetap_contract import CheckError, MissingError
 
 from statetap_store.file_bytes import read_range
 from statetap_store.index_faults import header_faults, index_faults
-from statetap_store.index_row import ROW_BYTES, ROW_DTYPE, IndexRow, Rows, are_rows, samples_of
-from statetap_store.layout import ByteRange, token_bytes
+from statetap_store.index_row import IndexRow, Rows, samples_of
+from statetap_store.layout import token_bytes
 from statetap_store.payload_faults import payload_faults
 from statetap_store.shard_file import ShardFile, unreadable
+from statetap_store.shard_index import read_rows
 from statetap_store.shard_lock import is_locked
 from statetap_store.shard_report import Fault, ShardReport
 
@@ -38,6 +39,8 @@ class PayloadPiece:
     #: Number of the first row, and one past the last.
     first: int
     end: int
+    #: Samples in them.
+    num_samples: int
     #: Bytes of states, ids and masks.
     num_bytes: int
     #: As in ``verify_shard``.
@@ -153,6 +156,7 @@ def _pieces(
             path=shard.path,
             first=int(samples["sequence"][start]),
             end=int(samples["sequence"][end - 1]) + 1,
+            num_samples=end - start,
             num_bytes=int(sizes[start:end].sum()),
             has_digest_keys=has_digest_keys,
         )
@@ -161,8 +165,7 @@ def _pieces(
 def check_piece(piece: PayloadPiece) -> list[Fault]:
     """Checks all payloads of a piece, in the order of their rows.
 
-    Raises:
-        MissingError, CheckError: as ``ShardFile.open``: the shard changed since it was looked at.
+    A shard that went away since it was looked at has that fault.
     """
     return [fault for _, faults in _check_samples(piece) for fault in faults]
 
@@ -175,28 +178,26 @@ def _check_samples(piece: PayloadPiece) -> Iterator[tuple[int, tuple[Fault, ...]
     try:
         with ShardFile.open(piece.path) as shard:
             sample_bytes = token_bytes(shard.header.spec)
-            for row in map(IndexRow.of, _samples_in(shard, piece)):
+            numbers = range(piece.first, piece.end)
+            rows, disk_error = read_rows(shard.fd, shard.header.layout, numbers)
+            samples = samples_of(rows)
+            if disk_error is not None and len(samples) < piece.num_samples:
+                # They could be read a moment ago.
+                yield 0, (_fault_of(unreadable(piece.path, disk_error)),)
+            for row in map(IndexRow.of, samples):
                 faults = tuple(payload_faults(shard, row, has_digest_keys=piece.has_digest_keys))
                 if faults and not _still_stands(shard, row):
                     # It was given up meanwhile, and others may use its tokens.
                     faults = ()
                 yield row.num_tokens * sample_bytes, faults
-    except CheckError as error:
+    except (CheckError, MissingError) as error:
         yield 0, (_fault_of(error),)
     except OSError as error:
         yield 0, (_fault_of(unreadable(piece.path, error)),)
 
 
-def _fault_of(error: CheckError) -> Fault:
+def _fault_of(error: CheckError | MissingError) -> Fault:
     return Fault(error.kind, None, error.message)
-
-
-def _samples_in(shard: ShardFile, piece: PayloadPiece) -> Rows:
-    start = shard.header.layout.row(piece.first).offset
-    data = read_range(shard.fd, ByteRange(start, ROW_BYTES * (piece.end - piece.first)))
-    records = np.frombuffer(data, ROW_DTYPE, count=len(data) // ROW_BYTES)
-    is_right = are_rows(records, np.arange(piece.first, piece.first + len(records)))
-    return samples_of(records[is_right])
 
 
 def _still_stands(shard: ShardFile, row: IndexRow) -> bool:

@@ -44,8 +44,8 @@ def verify_shards(
         A report for each path, in their order.
 
     Raises:
-        MissingError: as ``verify_shard`` and ``process_pool``.
-        CheckError: kinds of ``ShardHeader.decode``: a shard was replaced meanwhile.
+        MissingError: as ``verify_shard`` and ``process_pool``. A shard that goes away later, while
+            payloads are checked, has that fault.
     """
     is_alone = num_processes == 1 or _is_small(paths, quick=quick)
     workers: AbstractContextManager[OrderedMap] = (

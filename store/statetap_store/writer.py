@@ -9,7 +9,8 @@ import os
 import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -22,7 +23,7 @@ from statetap_contract import CaptureSpec, CheckError, StopError
 from statetap_store.disk_errors import stop_for
 from statetap_store.file_bytes import sync_folder, write_at
 from statetap_store.header import ShardHeader
-from statetap_store.index_row import STATE_SAMPLE, IndexRow, keys_of
+from statetap_store.index_row import STATE_SAMPLE, STATE_VOID, IndexRow, keys_of
 from statetap_store.layout import ByteRange, ShardLayout
 from statetap_store.payload import payload_parts
 from statetap_store.provenance import Provenance
@@ -52,7 +53,7 @@ class ShardWriter:
         """Recovers an open, locked shard. Use ``create`` or ``open``."""
         self._shard = shard
         self._lock = lock
-        self._pending: dict[str, int] = {}
+        self._pending: dict[str, IndexRow] = {}
         self._is_broken = False
         self._is_closed = False
         self._recover()
@@ -100,7 +101,7 @@ class ShardWriter:
         shard = None
         try:
             shard = ShardFile.open(path, os.O_RDWR)
-            lock.share(shard.fd)
+            lock.hold(shard.fd)
             return cls(shard, lock)
         except BaseException as error:
             if shard is not None:
@@ -198,6 +199,8 @@ class ShardWriter:
             ValueError: an argument is not as described.
         """
         self._check_usable()
+        if states_xxh3 is not None and not 0 <= states_xxh3 < 1 << 64:
+            raise ValueError(f"states_xxh3 {states_xxh3} is no xxh3-64")
         if key in self._durable or key in self._pending:
             return False
         sample = SampleBytes.of(self.spec, key, token_ids, loss_mask, states)
@@ -234,7 +237,7 @@ class ShardWriter:
             write_at(self._shard.fd, row.encode(), layout.row(row.sequence).offset)
             self._next_token = row.token_end
             self._next_sequence += 1
-            self._pending[key] = row.num_tokens
+            self._pending[key] = row
         return True
 
     def commit(self) -> None:
@@ -247,11 +250,15 @@ class ShardWriter:
         if not self._pending:
             return
         with self._writing(f"sync {len(self._pending)} samples"):
-            os.fdatasync(self._shard.fd)
+            try:
+                os.fdatasync(self._shard.fd)
+            except OSError:
+                self._withdraw()
+                raise
             self._num_durable_rows = self._next_sequence
             self._durable.update(self._pending)
             self._num_samples += len(self._pending)
-            self._num_tokens += sum(self._pending.values())
+            self._num_tokens += sum(row.num_tokens for row in self._pending.values())
             self._pending = {}
 
     def seal(self) -> None:
@@ -296,6 +303,18 @@ class ShardWriter:
             raise StopError(
                 "shard-broken", f"{self.path} takes no more samples, {trouble}: open it again"
             )
+
+    def _withdraw(self) -> None:
+        """Makes the pending rows void, as far as the disk lets it.
+
+        The kernel marks pages clean that it failed to write, and another process would prove these
+        samples from memory, find nothing left to sync, and take them for durable.
+        """
+        layout = self._shard.header.layout
+        for row in self._pending.values():
+            void = replace(row, state=STATE_VOID)
+            with suppress(OSError):
+                write_at(self._shard.fd, void.encode(), layout.row(row.sequence).offset)
 
     def _reserve(self, task: str, *places: ByteRange) -> None:
         """Takes room from the disk, so that a full disk shows before anything is written."""

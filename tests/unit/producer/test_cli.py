@@ -293,6 +293,39 @@ def test_a_shard_in_use_is_not_sealed(statetap: Invoke, run: RunFolder) -> None:
     assert len(run.shard_files()) == 1
 
 
+def test_sealing_goes_on_after_a_bad_shard(statetap: Invoke, run: RunFolder) -> None:
+    """Each shard that cannot be sealed is told; the others are sealed, and the command fails."""
+    first, second = prompts_of(run)
+    store(run, first, worker="w1")
+    store(run, second, worker="w2")
+    (shard, other) = run.shard_files()
+    (run.shards / "a.h5").write_text("no shard")
+    with ShardWriter.open(shard):
+        result = statetap("seal", run.path, other)
+    assert result.exit_code == 3
+    assert result.stdout.count("is sealed") == 1
+    assert f"{other.name} is sealed" in result.stdout
+    sentences = result.stderr.splitlines()
+    assert [sentence.startswith("statetap: ") for sentence in sentences] == [True, True]
+    assert "a.h5 is not an HDF5 file" in sentences[0]
+    assert str(shard) in sentences[1]
+
+
+def test_odd_names_are_sealed_as_they_are(statetap: Invoke, run: RunFolder) -> None:
+    """A name is no markup."""
+    store(run, *prompts_of(run))
+    odd = run.shard_files()[0].rename(run.shards / "od[bold].h5")
+    assert statetap("seal", odd).stdout.startswith("od[bold].h5 is sealed, ")
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("seal",), ("merge", "--out", "all.h5")])
+def test_a_run_without_shards(statetap: Invoke, run: RunFolder, command: tuple[str, ...]) -> None:
+    """There is nothing to show, to seal or to merge before a worker has stored something."""
+    result = statetap(*command, run.path)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "start a worker" in result.stderr
+
+
 def test_verify_tells_intact_from_faulty(statetap: Invoke, run: RunFolder) -> None:
     """The verdict comes last and decides the exit code, for people and for scripts."""
     first, second = prompts_of(run)

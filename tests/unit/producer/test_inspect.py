@@ -1,11 +1,14 @@
 """The command that shows what is in shards."""
 
 import dataclasses
+import errno
 import io
 import json
+import os
 import re
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from rich.console import Console
@@ -179,6 +182,55 @@ def test_odd_shards(statetap: Invoke, tmp_path: Path) -> None:
     assert document["num_samples"] == 1
     assert document["first_rows"][0]["values"] == ["nan"] * 4
     assert document["shards"][0]["spec"]["layers"] == [1, 2]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_nothing_that_can_be_read(statetap: Invoke, tmp_path: Path, *, as_json: bool) -> None:
+    """A file that is no shard, alone: a sentence, and the code for what is wrong."""
+    path = tmp_path / "a.h5"
+    path.write_text("no shard")
+    result = statetap("inspect", path, *(["--json"] if as_json else []))
+    assert (result.exit_code, result.exception) == (1, None) or isinstance(
+        result.exception, SystemExit
+    )
+    assert "shard-not-hdf5" in result.stdout
+    if as_json:
+        assert json.loads(result.stdout)["shards"] == []
+
+
+@pytest.mark.parametrize(("dataset", "num_rows"), [("states", 0), ("loss_mask", 9)])
+def test_a_bad_spot_of_the_disk(
+    statetap: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str, num_rows: int
+) -> None:
+    """What can be read of the first sample is shown; what cannot is said."""
+    path = tmp_path / "a.h5"
+    write(path, 4, 5)
+    with h5py.File(path) as hdf5:
+        place = hdf5[dataset].id.get_offset()
+    real = os.preadv
+
+    def fail(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if offset == place:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", fail)
+    inspection = inspect_shards([path])
+    assert [shard.num_samples for shard in inspection.shards] == [2]
+    assert [sample.num_tokens for sample in inspection.first_samples] == [4, 5]
+    assert len(inspection.first_rows) == num_rows
+    result = statetap("inspect", path)
+    assert "samples       2" in result.stdout
+    if dataset == "states":
+        assert [(f.kind, f.key) for f in inspection.unreadable] == [
+            ("payload-unreadable", "0" * 32)
+        ]
+        assert result.exit_code == 1
+        assert "payload-unreadable" in result.stdout
+        assert "Input/output error" in " ".join(result.stdout.split())
+    else:
+        assert [sample.num_loss_tokens for sample in inspection.first_samples] == [None, 3]
+        assert (inspection.unreadable, result.exit_code) == ((), 0)
 
 
 def test_a_run_without_shards(statetap: Invoke, run: RunFolder) -> None:

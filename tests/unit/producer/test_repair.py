@@ -67,6 +67,28 @@ def test_what_is_lost_is_pending_again(
     assert statetap("verify", run.path).exit_code == 0
 
 
+@pytest.mark.parametrize("form", ["run", "folder", "shard"])
+def test_the_run_that_lost_is_named(statetap: Invoke, run: RunFolder, form: str) -> None:
+    """However its shards were named, the command that extracts anew is the run's own."""
+    store(run, *prompts_of(run))
+    (shard,) = run.shard_files()
+    flip(shard, "states", 0)
+    path = {"run": run.path, "folder": run.shards, "shard": shard}[form]
+    result = statetap("repair", path)
+    assert "1 shard intact, 1 sample lost" in result.stdout
+    assert result.stdout.splitlines()[-1].endswith(f"anew: statetap enqueue --run {run.path}")
+
+
+def test_a_shard_named_twice_is_repaired_once(run: RunFolder) -> None:
+    """Else the second time would say that nothing is lost."""
+    store(run, *prompts_of(run))
+    (shard,) = run.shard_files()
+    flip(shard, "states", 0)
+    outcome = repair([run.path, shard, run.shards], lambda *_: None)
+    assert [len(report.lost) for report in outcome.reports] == [1]
+    assert outcome.runs == (run.path,)
+
+
 def test_a_sample_that_another_shard_has_is_not_lost(run: RunFolder) -> None:
     """What was stored twice is there still."""
     first, second = prompts_of(run)
@@ -79,24 +101,6 @@ def test_a_sample_that_another_shard_has_is_not_lost(run: RunFolder) -> None:
     assert outcome.is_good
     assert [len(report.lost) for report in outcome.reports] == [1, 0]
     assert outcome.lost == ()
-
-
-def test_samples_of_another_prompt_are_given_up(run: RunFolder) -> None:
-    """A whole sample whose key is not the digest of its ids does not stay."""
-    first, second = prompts_of(run)
-    store(run, first, second)
-    (shard,) = run.shard_files()
-    assert not repair([shard], lambda *_: None).lost
-    other = RunFolder(run.path.parent / "other")
-    other.shards.mkdir(parents=True)
-    with ShardWriter.open(shard) as writer:
-        spec, provenance = writer.spec, writer.provenance
-    with h5py.File(shard) as hdf5:
-        ids, mask, states = (hdf5[name][:3] for name in ("input_ids", "loss_mask", "states"))
-    wrong = other.shards / "w0-00001.h5"
-    with ShardWriter.create(wrong, spec, provenance, 1 << 16) as writer:
-        writer.append(first.key, ids, mask, states)
-    assert [fault.kind for fault in repair([wrong], lambda *_: None).lost] == ["prompt-differs"]
 
 
 def test_shards_beyond_repair(statetap: Invoke, run: RunFolder) -> None:

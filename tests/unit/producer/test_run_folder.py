@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from statetap_contract import StatetapError
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.run_folder import RunFolder, run_of_shard, shards_at
 
 from .test_run_record import RECORD
 
@@ -62,3 +62,52 @@ def test_a_renamed_run_is_refused(tmp_path: Path) -> None:
     run.path.rename(tmp_path / "other")
     with pytest.raises(StatetapError, match="was planned as run 'demo'"):
         RunFolder(tmp_path / "other").read_record()
+
+
+def test_shards_at_paths(tmp_path: Path) -> None:
+    """A run, the folder in it, a copy, a shard: each file once, by name, whatever was named."""
+    run = RunFolder(tmp_path / "demo")
+    run.shards.mkdir(parents=True)
+    run.write_record(RECORD)
+    shards = [run.shards / "a.h5", run.shards / "b.h5"]
+    for shard in shards:
+        shard.touch()
+    # What was merged into the run's folder is no shard of the run.
+    (run.path / "all.h5").touch()
+    assert shards_at(run.path) == shards_at(run.shards) == shards
+    assert shards_at(shards[1], run.shards, run.path, shards[0], run.path) == shards
+    assert shards_at(tmp_path / "no.h5") == [tmp_path / "no.h5"]
+    run.record_file.unlink()
+    assert shards_at(run.path) == shards, "the folder of a run whose record is lost"
+
+
+def test_a_run_before_its_first_shard(tmp_path: Path) -> None:
+    """It has none, whatever else lies in its folder."""
+    run = RunFolder(tmp_path / "demo")
+    run.path.mkdir()
+    run.write_record(RECORD)
+    (run.path / "all.h5").touch()
+    assert shards_at(run.path) == []
+
+
+def test_a_folder_that_is_neither(tmp_path: Path) -> None:
+    """A folder without shards and without a run's record is a mistake, named before anything."""
+    (tmp_path / "demo" / "shards").mkdir(parents=True)
+    with pytest.raises(StatetapError, match=r"holds no run\.json") as caught:
+        shards_at(tmp_path / "no.h5", tmp_path / "demo")
+    assert caught.value.kind == "run-missing"
+    (tmp_path / "demo" / "run.json").write_text("{")
+    (tmp_path / "demo" / "shards" / "a.h5").touch()
+    with pytest.raises(StatetapError, match="is not a run record"):
+        shards_at(tmp_path / "demo")
+
+
+def test_the_run_of_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known from the folder above the shard's, also from a name without folders."""
+    run = RunFolder(tmp_path / "demo")
+    run.shards.mkdir(parents=True)
+    assert run_of_shard(run.shards / "a.h5") is None
+    run.write_record(RECORD)
+    monkeypatch.chdir(run.shards)
+    assert run_of_shard(run.shards / "a.h5") == run_of_shard(Path("a.h5")) == run.path
+    assert run_of_shard(run.path / "all.h5") is None

@@ -10,6 +10,7 @@ from statetap_contract import Prompt, StatetapError
 from statetap_producer.plan import PlanWriter
 from statetap_producer.run_folder import RunFolder
 from statetap_producer.verify import Verdict, verify
+from statetap_store import seal
 
 from .conftest import give_up, prompts_of, store
 
@@ -46,6 +47,8 @@ def test_a_folder_of_shards_is_checked_without_a_plan(run: RunFolder) -> None:
     verdict = check(run.shards)
     assert verdict.is_good
     assert [report.path for report in verdict.reports] == run.shard_files()
+    again = check(run.shards, *run.shard_files())
+    assert [report.path for report in again.reports] == run.shard_files(), "once each"
 
 
 def test_an_unfinished_run_is_faulty(run: RunFolder) -> None:
@@ -117,6 +120,8 @@ def test_damage_inside_a_shard_is_reported(run: RunFolder) -> None:
     """One flipped bit of a payload is a fault, unless payloads are left alone."""
     store(run, *prompts_of(run))
     (shard,) = run.shard_files()
+    # What is not sealed may have been harmed by a crash, and then the sample is not stored at all.
+    seal(shard)
     data = bytearray(shard.read_bytes())
     data[data.index(np.arange(1, 65, dtype=np.float32).tobytes())] ^= 1
     shard.write_bytes(data)

@@ -92,22 +92,63 @@ def test_attributes_are_documented(shard: Path, spec: CaptureSpec) -> None:
     assert states_dtype == attributes["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize("is_sealed", [False, True])
-def test_documented_reading_works(
-    shard: Path, numbered_sample: Callable[..., Any], tmp_path: Path, *, is_sealed: bool
-) -> None:
-    """The document's example, which needs h5py alone, reads a sample exactly."""
-    if is_sealed:
-        seal(shard)
+@pytest.fixture
+def documented_reading(tmp_path: Path) -> Callable[[Path, str], dict[str, Any]]:
+    """``(path, key)`` to the names that the document's example sets."""
     example = tmp_path / "example.py"
     match = re.search(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
     assert match is not None
     example.write_text(match[1])
+    return lambda path, key: runpy.run_path(str(example), {"path": path, "key": key})
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_documented_reading_works(
+    shard: Path,
+    numbered_sample: Callable[..., Any],
+    documented_reading: Callable[[Path, str], dict[str, Any]],
+    *,
+    is_sealed: bool,
+) -> None:
+    """The document's example, which needs h5py and xxhash alone, reads a sample exactly."""
+    if is_sealed:
+        seal(shard)
     key, ids, mask, states = numbered_sample(7)
-    found = runpy.run_path(str(example), {"path": shard, "key": key})
+    found = documented_reading(shard, key)
     assert np.array_equal(found["token_ids"], ids)
     assert np.array_equal(found["loss_mask"], mask)
     assert np.array_equal(found["states"], states)
+
+
+def test_documented_reading_takes_nothing_damaged(
+    shard: Path,
+    numbered_sample: Callable[..., Any],
+    documented_reading: Callable[[Path, str], dict[str, Any]],
+) -> None:
+    """It passes over damaged and void rows, and refuses what they held and damaged payload."""
+    with h5py.File(shard) as hdf5:
+        rows = hdf5["index"][:10]
+        index, states = (hdf5[name].id.get_offset() for name in ("index", "states"))
+    void = IndexRow.void(f"{7:032x}", 1, int(rows[1]["token_offset"]), 2, 1)
+    moved = int(rows[2]["token_offset"]) ^ 1
+    with shard.open("r+b") as file:
+        for place, data in (
+            # A key that is no text, a void row with the key of a later sample, another place.
+            (index + 128 * 0 + 8, b"\xff"),
+            (index + 128 * 1, void.encode()),
+            (index + 128 * 2 + 40, moved.to_bytes(8, "little")),
+            # A whole row in another's place, and one wrong element of the states of sample 5.
+            (index + 128 * 3, rows[4].tobytes()),
+            (states + 48 * int(rows[5]["token_offset"]), b"\xff\xff"),
+        ):
+            file.seek(place)
+            file.write(data)
+    for number in (4, 6, 7, 8, 9):
+        key, _, _, expected = numbered_sample(number)
+        assert np.array_equal(documented_reading(shard, key)["states"], expected)
+    for number in (0, 1, 2, 3, 5):
+        with pytest.raises(ValueError, match=r"unpack|checksum"):
+            documented_reading(shard, numbered_sample(number)[0])
 
 
 @pytest.mark.parametrize(

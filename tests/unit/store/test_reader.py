@@ -1,9 +1,13 @@
 """Reading samples, also while they are being written."""
 
+import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +111,42 @@ def test_entry_of_another_shard_is_refused(shard: Path) -> None:
         for wrong in (replace(entry, key="f" * 32), replace(entry, sequence=99)):
             with pytest.raises(ValueError, match="is not row"):
                 reader.read(wrong)
+
+
+def test_reading_does_not_look_through_the_index(shard: Path) -> None:
+    """To see that an entry is its own, a reader of many samples takes no memory for them."""
+    with ShardReader(shard) as reader:
+        entry = reader.samples[7]
+        many = np.resize(reader.samples.records, 200_000)
+        many["sequence"] = np.arange(len(many))
+        reader.samples = replace(reader.samples, records=many)
+        tracemalloc.start()
+        try:
+            sample = reader.read(entry)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert sample.key == entry.key
+        assert peak < 100_000, "one column has 1.6 MB"
+        with pytest.raises(ValueError, match="is not row"):
+            reader.read(replace(entry, sequence=-1))
+
+
+def test_pickled_reader_opens_the_shard_itself(shard: Path, numbered_sample: Sampler) -> None:
+    """In a spawned process it has the same samples, whatever was appended, and its own file."""
+    reader = ShardReader(shard)
+    with ShardWriter.open(shard) as writer:
+        writer.append(*numbered_sample(10))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        samples = list(pool.map(reader.read, reader.samples))
+    copy = pickle.loads(pickle.dumps(reader))  # noqa: S301 our own
+    reader.close()
+    with copy:
+        assert list(copy.samples) == list(reader.samples)
+        assert copy.read(copy.samples[3]).key == f"{3:032x}"
+    assert [sample.key for sample in samples] == [f"{number:032x}" for number in range(10)]
+    for number, sample in enumerate(samples):
+        assert np.array_equal(sample.states, numbered_sample(number)[3])
 
 
 def test_read_arrays_are_the_callers_own(shard: Path) -> None:

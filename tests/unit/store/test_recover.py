@@ -196,6 +196,26 @@ def test_proven_samples_are_synced_before_they_count(
     assert shard.read_bytes() == before
 
 
+def test_void_rows_are_written_again(
+    shard: Path, numbered_sample: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recovery whose sync failed may have left its void rows in memory only."""
+    damage_payload(shard, 9, "states", 48)
+    ShardWriter.open(shard).close()
+    void = shard.read_bytes()[offset_of(shard, "index") + 9 * ROW :][:ROW]
+    written: list[tuple[bytes, int]] = []
+    real = os.pwrite
+
+    def record(fd: int, data: bytes, offset: int) -> int:
+        written.append((bytes(data), offset))
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", record)
+    with ShardWriter.open(shard) as writer:
+        assert (void, offset_of(shard, "index") + 9 * ROW) in written
+        assert writer.append(*numbered_sample(9))
+
+
 @pytest.mark.parametrize("damage", [(0, b"\0" * 64), (2000, b"\xff" * 500), (0, b"\0" * 9000)])
 def test_damaged_header_is_restored(
     shard: Path, numbered_sample: Sampler, damage: tuple[int, bytes]

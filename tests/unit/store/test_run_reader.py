@@ -98,9 +98,6 @@ def test_by_place_key_and_entry(reader: RunReader, is_expected: Callable[[Sample
             found = reader.read(sample)
             assert found.key == entry.key
             assert is_expected(found)
-        token_ids, loss_mask = reader.read_prompt(place)
-        assert np.array_equal(token_ids, found.token_ids)
-        assert np.array_equal(loss_mask, found.loss_mask)
 
 
 def test_what_is_not_listed(reader: RunReader) -> None:
@@ -389,9 +386,8 @@ def test_row_outside_the_shard(shard: Path, num_tokens: int) -> None:
         file.seek(layout.row(5).offset)
         file.write(replace(row, num_tokens=num_tokens).encode())
     with RunReader(SampleTable.scan(shard)) as reader, ShardReader(shard) as shard_reader:
-        for read in (reader.read, reader.read_prompt):
-            with pytest.raises(CheckError, match=f"{row.key} .* lies outside the shard"):
-                read(5)
+        with pytest.raises(CheckError, match=f"{row.key} .* lies outside the shard"):
+            reader.read(5)
         with pytest.raises(CheckError, match="lies outside the shard"):
             shard_reader.read(shard_reader.samples[5])
         assert reader.read(4).key == reader.table[4].key

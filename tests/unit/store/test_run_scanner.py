@@ -1,5 +1,6 @@
 """What a folder of shards holds, while it grows."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -149,3 +150,85 @@ def test_scanner_notices_removed_and_replaced_shards(folder: Path) -> None:
     scanner.refresh()
     assert scanner.keys == {f"{number:032x}" for number in range(5)}
     assert scanner.num_duplicates == 0
+
+
+def test_shard_that_cannot_be_read_any_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its samples count no more, those of the others do; and again when the disk is well."""
+    scanner = RunScanner(folder)
+    scanner.refresh()
+    real = os.open
+
+    def failing(path: Any, *arguments: Any, **others: Any) -> int:
+        if Path(path) == folder / "a.h5":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *arguments, **others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", failing)
+        for _ in range(2):
+            scanner.refresh()
+            assert list(scanner.unreadable) == [folder / "a.h5"]
+            assert scanner.keys == {f"{number:032x}" for number in (*range(3, 9), 0)}
+    scanner.refresh()
+    assert (scanner.unreadable, scanner.num_samples) == ({}, 9)
+
+
+def test_last_sample_of_a_dead_writer_is_proven(shard: Path, numbered_sample: Sampler) -> None:
+    """What a crash left half-written is not stored; what a live writer has written counts."""
+    with h5py.File(shard) as hdf5:
+        position = hdf5["states"].id.get_offset() + 48 * int(hdf5["index"][9]["token_offset"])
+    with shard.open("r+b") as file:
+        file.seek(position)
+        file.write(b"\xff")
+    scanner = RunScanner(shard.parent)
+    scanner.refresh()
+    assert scanner.keys == {f"{number:032x}" for number in range(9)}
+    assert SampleTable.scan(shard).num_tokens.sum() == scanner.num_tokens
+    with ShardWriter.open(shard) as writer:
+        writer.append(*numbered_sample(10))
+        scanner.refresh()
+        assert f"{10:032x}" in scanner.keys
+
+
+def test_seal_that_cuts_nothing_is_noticed(
+    tmp_path: Path, spec: CaptureSpec, provenance: Provenance, numbered_sample: Sampler
+) -> None:
+    """A shard made for one large sample keeps its length; its sample is durable once sealed."""
+    with ShardSet(tmp_path / "shards", "w0", 100, spec, provenance) as shards:
+        shards.append(*numbered_sample(1, 40))
+        shards.commit()
+        [path] = (tmp_path / "shards").glob("*.h5")
+        length = path.stat().st_size
+        scanner = RunScanner(tmp_path / "shards")
+        scanner.refresh()
+        assert not scanner.has_durable(f"{1:032x}")
+        shards.seal()
+    assert path.stat().st_size == length
+    scanner.refresh()
+    assert scanner.has_durable(f"{1:032x}")
+
+
+def test_finished_shards_cost_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that has not changed is not listed again, and no sealed shard is opened."""
+    for name in ("a", "b", "c"):
+        seal(folder / f"{name}.h5")
+    os.utime(folder, (1_700_000_000, 1_700_000_000))
+    scanner = RunScanner(folder)
+    scanner.refresh()
+    done: list[str] = []
+    for name in ("open", "scandir", "listdir", "stat"):
+        real = getattr(os, name)
+
+        def call(*arguments: Any, name: str = name, real: Any = real, **others: Any) -> Any:
+            done.append(f"{name} {arguments[0]}")
+            return real(*arguments, **others)
+
+        monkeypatch.setattr(os, name, call)
+    scanner.refresh()
+    assert done == [f"stat {folder}"]
+    monkeypatch.undo()
+    assert scanner.num_samples == 9
+    (folder / "a.h5").rename(folder / "d.h5")
+    scanner.refresh()
+    assert scanner.num_samples == 9
+    assert scanner.has_durable(f"{1:032x}")

@@ -1,13 +1,16 @@
 """At most one process may write to a shard, and nobody is in the way of finding out."""
 
+import errno
 import fcntl
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from statetap_contract import StopError
+from statetap_store import ShardWriter, repair_shard, seal, verify_shard
 from statetap_store.shard_lock import ShardLock, is_locked
 
 
@@ -66,3 +69,34 @@ def test_finding_out_keeps_no_writer_away(tmp_path: Path) -> None:
     timer.start()
     ShardLock(path).close()
     timer.join()
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_is_no_way_around_it(
+    shard: Path, tmp_path: Path, link: Callable[[Path, Path], None]
+) -> None:
+    """A shard that is being written to is not opened, sealed or repaired by another name."""
+    mix = tmp_path / "mix"
+    mix.mkdir()
+    link(shard, mix / "other.h5")
+    with ShardWriter.open(shard):
+        for call in (ShardWriter.open, seal, repair_shard):
+            with pytest.raises(StopError) as refusal:
+                call(mix / "other.h5")
+            assert refusal.value.kind == "shard-locked"
+    seal(mix / "other.h5")
+    assert verify_shard(shard).is_intact
+
+
+def test_a_file_system_without_locks(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is appended there, and the error says what is missing."""
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(StopError, match=r"cannot be locked \(Function not implemented\)") as error:
+        ShardWriter.open(shard)
+    assert error.value.kind == "no-locks"
+    assert not is_locked(shard)
+    assert verify_shard(shard).is_intact

@@ -1,5 +1,7 @@
 """The shards of a worker process: rolling over, continuing, knowing what others stored."""
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -195,6 +197,33 @@ def test_sample_that_was_given_up_is_not_stored_any_more(
         assert f"{1:032x}" not in shards
         assert all(f"{number:032x}" in shards for number in (0, 2))
         assert shards.append(*numbered_sample(1, 4))
+
+
+def test_sample_whose_sync_failed_is_stored_for_nobody(
+    open_set: Opener, numbered_sample: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages may be in memory alone, where they look right to every other process."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with open_set("w1") as other:
+        with open_set("w0") as broken:
+            store(broken, numbered_sample(1, 4))
+            broken.append(*numbered_sample(2, 4))
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fdatasync", fail)
+                with pytest.raises(StopError, match="Input/output error"):
+                    broken.commit()
+            assert f"{2:032x}" not in other
+            assert f"{1:032x}" in other
+        store(other, numbered_sample(2, 4))
+    with open_set("w0") as again:
+        assert f"{2:032x}" in again
+        store(again, numbered_sample(3, 4))
+    assert {entry.key for entry in SampleTable.scan(again._folder)} == {
+        f"{number:032x}" for number in (1, 2, 3)
+    }
 
 
 def test_live_writer_of_the_same_name_is_refused(

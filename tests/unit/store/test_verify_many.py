@@ -133,6 +133,21 @@ def test_a_missing_shard(shards: list[Path]) -> None:
 
 
 @pytest.mark.usefixtures("shared_out")
+def test_a_shard_that_goes_away(shards: list[Path]) -> None:
+    """It has that fault when payloads are checked, and all others are checked to the end."""
+    kept = [verify_shard(path) for path in shards[:4]]
+
+    def remove(done: int, _: int) -> None:
+        if not done:
+            shards[4].unlink()
+
+    *reports, gone = verify_shards(shards[:5], quick=False, num_processes=1, on_progress=remove)
+    assert reports == kept
+    assert {fault.kind for fault in gone.faults} == {"shard-missing"}
+    assert str(shards[4]) in gone.faults[0].message
+
+
+@pytest.mark.usefixtures("shared_out")
 def test_a_killed_process(shards: list[Path]) -> None:
     """When one of the processes is killed the others end too, and one sentence says so."""
 
