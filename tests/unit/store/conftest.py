@@ -98,3 +98,8 @@ def crash_at(monkeypatch: pytest.MonkeyPatch) -> CrashAt:
             yield made
 
     return crashing
+
+
+def num_open_in(folder: Path) -> int:
+    """Descriptors of this process that lead into a folder."""
+    return sum(fd.resolve().is_relative_to(folder) for fd in Path("/proc/self/fd").iterdir())

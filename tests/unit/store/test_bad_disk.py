@@ -32,6 +32,8 @@ from statetap_store import (
     verify_shard,
 )
 
+from .conftest import num_open_in
+
 Sampler = Callable[..., tuple[str, Any, Any, Any]]
 Opener = Callable[[str], ShardSet]
 
@@ -106,10 +108,6 @@ def check_sentence(message: str, folder: Path) -> None:
     assert "Input/output error" in message or "no intact copy of its header: run" in message
 
 
-def num_open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "shards"
@@ -164,7 +162,6 @@ def test_bad_disk_at_every_call(folder: Path, open_set: Opener, numbered_sample:
     kinds, failed = set(), set()
     for bad_call in range(2000):
         script = Script(open_set, numbered_sample)
-        before = num_open_files()
         with bad_disk(CALLS_OF_WRITERS, bad_call) as disk:
             try:
                 script.run()
@@ -186,7 +183,7 @@ def test_bad_disk_at_every_call(folder: Path, open_set: Opener, numbered_sample:
             with open_set("w0") as shards:
                 assert all(f"{number:032x}" in shards for number in script.acknowledged)
             script.run()
-        assert num_open_files() == before
+        assert num_open_in(folder) == 0
         check_stored(folder, numbered_sample, set(range(4)))
         shutil.rmtree(folder)
     assert not disk.has_failed
@@ -249,12 +246,11 @@ def fail_at_every_call(
     """
     kinds = set()
     for bad_call in range(1000):
-        before = num_open_files()
         with bad_disk(CALLS_OF_READERS, bad_call, is_lasting=is_lasting) as disk:
             troubles = read(path)
         if not disk.has_failed:
             break
-        assert num_open_files() == before
+        assert num_open_in(path.parent) == 0
         # What is read a second time may be right then.
         assert troubles or not is_lasting
         assert len(troubles) <= 1 or is_lasting

@@ -32,6 +32,8 @@ from statetap_store import (
 from statetap_store.index_row import IndexRow
 from statetap_store.shard_file import ShardFile
 
+from .conftest import num_open_in
+
 Sampler = Callable[..., tuple[str, Any, Any, Any]]
 
 SCRIPT = str(Path(__file__).with_name("endless_writer.py"))
@@ -81,11 +83,6 @@ def change(path: Path, dataset: str, token: int) -> None:
         byte = file.read(1)[0]
         file.seek(position)
         file.write(bytes([byte ^ 1]))
-
-
-def num_open_shards(folder: Path) -> int:
-    """Descriptors of this process that lead into a folder."""
-    return sum(fd.resolve().is_relative_to(folder) for fd in Path("/proc/self/fd").iterdir())
 
 
 def test_by_place_key_and_entry(reader: RunReader, is_expected: Callable[[Sample], bool]) -> None:
@@ -203,19 +200,19 @@ def test_unfit_buffer(reader: RunReader, spec: CaptureSpec) -> None:
 def test_few_shards_are_open(folder: Path, is_expected: Callable[[Sample], bool]) -> None:
     """Never more than asked for, the ones read last stay, and none is left open."""
     reader = RunReader(SampleTable.scan(folder), max_open_shards=3)
-    assert num_open_shards(folder) == 0, "nothing is open before the first read"
+    assert num_open_in(folder) == 0, "nothing is open before the first read"
     order = list(range(60))
     random.Random(5).shuffle(order)
     for place in order:
         assert is_expected(reader.read(place))
-        assert num_open_shards(folder) <= 3
-    assert num_open_shards(folder) == 3
+        assert num_open_in(folder) <= 3
+    assert num_open_in(folder) == 3
     reader.close()
-    assert num_open_shards(folder) == 0
+    assert num_open_in(folder) == 0
     assert is_expected(reader.read(0)), "a closed reader opens again"
-    assert num_open_shards(folder) == 1
+    assert num_open_in(folder) == 1
     del reader
-    assert num_open_shards(folder) == 0, "nor does a forgotten one leave anything open"
+    assert num_open_in(folder) == 0, "nor does a forgotten one leave anything open"
 
 
 #: Reads every sample of a folder twice, in random order, with few descriptors.
@@ -254,8 +251,8 @@ def test_many_threads(folder: Path, is_expected: Callable[[Sample], bool]) -> No
         with ThreadPoolExecutor(8) as threads:
             right = list(threads.map(lambda place: is_expected(reader.read(place)), places))
         assert all(right)
-        assert num_open_shards(folder) <= 2
-    assert num_open_shards(folder) == 0
+        assert num_open_in(folder) <= 2
+    assert num_open_in(folder) == 0
 
 
 #: Reads before and after a fork, in both processes, each closing and opening as it likes.
@@ -296,11 +293,11 @@ def test_pickled_reader_has_nothing_open(
     reader = RunReader(SampleTable.scan(folder), max_open_shards=2)
     reader.read(0)
     copy = pickle.loads(pickle.dumps(reader))  # noqa: S301 our own
-    assert num_open_shards(folder) == 1
+    assert num_open_in(folder) == 1
     reader.close()
     assert list(copy.table) == list(reader.table)
     assert all(is_expected(copy.read(place)) for place in range(60))
-    assert num_open_shards(folder) == 2
+    assert num_open_in(folder) == 2
 
 
 def test_sealed_and_continued_meanwhile(

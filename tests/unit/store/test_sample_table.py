@@ -27,6 +27,8 @@ from statetap_store import (
 )
 from statetap_store.shard_file import ShardFile
 
+from .conftest import num_open_in
+
 Sampler = Callable[..., tuple[str, Any, Any, Any]]
 Maker = Callable[..., Path]
 
@@ -178,8 +180,7 @@ def test_unreadable_shard_is_named(folder: Path) -> None:
     with pytest.raises(CheckError, match=r"b\.h5 .* was cut short") as error:
         SampleTable.scan(folder)
     assert error.value.kind == "shard-truncated"
-    open_files = [fd.resolve() for fd in Path("/proc/self/fd").iterdir()]
-    assert not [path for path in open_files if path.is_relative_to(folder)]
+    assert num_open_in(folder) == 0
 
 
 def test_half_written_sample_is_not_listed(folder: Path) -> None:

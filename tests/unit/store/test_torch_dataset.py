@@ -21,6 +21,8 @@ from statetap_store.torch_dataset import ShardDataset, TensorSample
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, RandomSampler
 
+from .conftest import num_open_in
+
 Sampler = Callable[..., tuple[str, Any, Any, Any]]
 
 SCRIPT = str(Path(__file__).with_name("endless_writer.py"))
@@ -48,11 +50,6 @@ def dataset(folder: Path) -> ShardDataset:
 def bfloat16(bits: Any) -> torch.Tensor:
     """A bfloat16 is the upper half of a float32."""
     return torch.from_numpy((bits.astype(np.uint32) << 16).view(np.float32)).bfloat16()
-
-
-def num_open_shards(folder: Path) -> int:
-    """Descriptors of this process that lead into a folder."""
-    return sum(fd.resolve().is_relative_to(folder) for fd in Path("/proc/self/fd").iterdir())
 
 
 def test_items(dataset: ShardDataset, numbered_sample: Sampler) -> None:
@@ -183,7 +180,7 @@ def test_data_loader(
     shuffled = RandomSampler(range(30), generator=torch.Generator().manual_seed(5))
     assert epochs == [[f"{number:032x}" for number in shuffled] for _ in range(2)]
     assert epochs[0] != epochs[1]
-    assert num_workers == 0 or num_open_shards(folder) == 0, "the parent reads nothing itself"
+    assert num_workers == 0 or num_open_in(folder) == 0, "the parent reads nothing itself"
 
 
 def test_batches_are_made_in_shared_memory(dataset: ShardDataset) -> None:
@@ -264,7 +261,7 @@ def test_nothing_is_open_before_the_first_item(folder: Path) -> None:
     """Making, pickling and unpickling a dataset opens no shard."""
     dataset = ShardDataset(SampleTable.scan(folder))
     copy = pickle.loads(pickle.dumps(dataset))  # noqa: S301 our own
-    assert num_open_shards(folder) == 0
+    assert num_open_in(folder) == 0
     assert copy[3]["key"] == dataset[3]["key"]
     assert list(copy.table) == list(dataset.table)
 

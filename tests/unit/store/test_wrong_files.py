@@ -16,6 +16,8 @@ from statetap_producer.cli import app
 from statetap_store import ShardReader, ShardWriter, seal, verify_shard
 from typer.testing import CliRunner, Result
 
+from .conftest import num_open_in
+
 Statetap = Callable[..., Result]
 
 MIB = 1024 * 1024
@@ -136,18 +138,14 @@ def statetap(monkeypatch: pytest.MonkeyPatch) -> Statetap:
     return invoke
 
 
-def num_open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 def refusal(
     expected: type[StatetapError], call: Callable[[Path], object], path: Path
 ) -> StatetapError:
     """The error of a call: one sentence that names the path, and no descriptor left open."""
-    before = num_open_files()
+    before = num_open_in(path.parent)
     with pytest.raises(expected) as error:
         call(path)
-    assert num_open_files() == before
+    assert num_open_in(path.parent) == before
     assert str(path) in error.value.message
     assert "\n" not in error.value.message
     return error.value
