@@ -15,6 +15,7 @@ from statetap_contract import CaptureSpec
 from statetap_store import Inspection, Provenance
 
 from statetap_producer.fact_table import fact_table
+from statetap_producer.fault_view import fault_lines
 
 #: Shards listed, and values of a field of provenance; --json has all.
 _MOST_SHARDS: Final = 20
@@ -43,9 +44,7 @@ def inspection_view(inspection: Inspection) -> RenderableType:
         parts += ["", _samples_table(inspection)]
     if inspection.first_rows:
         parts += ["", _rows_table(inspection)]
-    parts += [
-        Text.assemble((fault.kind, "red"), f": {fault.message}") for fault in inspection.unreadable
-    ]
+    parts += fault_lines(inspection.unreadable, "red")
     return Group(*parts)
 
 

@@ -1,22 +1,18 @@
 """How a repair looks in a terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.progress import DownloadColumn
 from rich.table import Table
 from rich.text import Text
-from statetap_store import Fault
 
 from statetap_producer.counted import counted
+from statetap_producer.fault_view import fault_lines
 from statetap_producer.progress import progress_bar
 from statetap_producer.repair import OnShardProgress, RepairOutcome
-
-#: Faults listed of each sort; --json lists all.
-_MOST_FAULTS: Final = 20
 
 
 @contextmanager
@@ -48,18 +44,11 @@ def repair_view(outcome: RepairOutcome) -> RenderableType:
     left = [fault for report in outcome.reports for fault in report.left]
     return Group(
         table,
-        *_lines(mended, "green"),
-        *_lines(outcome.lost, "red"),
-        *_lines(left, "red"),
+        *fault_lines(mended, "green"),
+        *fault_lines(outcome.lost, "red"),
+        *fault_lines(left, "red"),
         _summary(outcome),
     )
-
-
-def _lines(faults: Sequence[Fault], style: str) -> Iterator[Text]:
-    for fault in faults[:_MOST_FAULTS]:
-        yield Text.assemble((fault.kind, style), f": {fault.message}")
-    if len(faults) > _MOST_FAULTS:
-        yield Text(f"and {len(faults) - _MOST_FAULTS:,} more; --json lists all")
 
 
 def _summary(outcome: RepairOutcome) -> Text:

@@ -1,7 +1,6 @@
 """How a verdict looks in a terminal."""
 
 from dataclasses import asdict
-from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
@@ -9,10 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from statetap_producer.counted import counted
+from statetap_producer.fault_view import fault_lines
 from statetap_producer.verify import Verdict
-
-#: Faults listed; --json lists all.
-_MOST_FAULTS: Final = 20
 
 
 def verdict_view(verdict: Verdict) -> RenderableType:
@@ -31,12 +28,9 @@ def verdict_view(verdict: Verdict) -> RenderableType:
             decimal(report.num_bytes),
             f"[red]{counted(num_faults, 'fault')}[/]" if num_faults else "[green]intact[/]",
         )
-    faults = verdict.faults
-    lines = [
-        Text.assemble((fault.kind, "red"), f": {fault.message}") for fault in faults[:_MOST_FAULTS]
-    ]
-    if len(faults) > _MOST_FAULTS:
-        lines.append(Text(f"and {len(faults) - _MOST_FAULTS:,} more; --json lists all"))
+    lines = [*fault_lines(verdict.faults, "red")]
+    if any(report.faults for report in verdict.reports):
+        lines.append(Text("statetap repair puts right what can be, and names what is lost"))
     return Group(table, *lines, _summary(verdict))
 
 

@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 from statetap_contract import CheckError
 
-from statetap_store.index_row import Rows, key_of_damaged, keys_of, readable_key
+from statetap_store.index_row import Rows, is_repeated, key_of_damaged, keys_of, readable_key
 from statetap_store.shard_file import ShardFile
 from statetap_store.shard_index import ShardIndex, read_row
 from statetap_store.shard_report import Fault
@@ -83,15 +81,6 @@ def damaged_rows(shard: ShardFile, index: ShardIndex) -> list[int]:
     if not shard.header.is_sealed:
         missing = range(0)
     return sorted({*index.damaged, *index.junk, *missing})
-
-
-def is_repeated(keys: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
-    """Which keys, ``S32`` [n], stand further in front already. Bool [n]."""
-    order = np.argsort(keys, kind="stable")
-    in_order = keys[order]
-    found = np.zeros(len(keys), np.bool_)
-    found[order[1:]] = in_order[1:] == in_order[:-1]
-    return found
 
 
 def misplaced_rows(shard: ShardFile, rows: Rows) -> Iterator[tuple[int, Fault]]:

@@ -197,6 +197,15 @@ def keys_of(rows: Rows) -> list[str]:
     return [text[start : start + width] for start in range(0, len(text), width)]
 
 
+def is_repeated(keys: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
+    """Which keys, ``S32`` [n], stand further in front already. Bool [n]."""
+    order = np.argsort(keys, kind="stable")
+    in_order = keys[order]
+    found = np.zeros(len(keys), np.bool_)
+    found[order[1:]] = in_order[1:] == in_order[:-1]
+    return found
+
+
 def readable_key(key: bytes) -> str | None:
     """A key field's 32 bytes as a sample key, None when they cannot be one."""
     text = key.decode("latin-1")

@@ -14,8 +14,8 @@ from statetap_contract import CaptureSpec, CheckError
 
 from statetap_store.dtypes import as_float32, storage_dtype
 from statetap_store.file_bytes import read_range
-from statetap_store.index_faults import damaged_rows, is_repeated
-from statetap_store.index_row import ROW_DTYPE, STATE_VOID, IndexRow, Rows
+from statetap_store.index_faults import damaged_rows
+from statetap_store.index_row import ROW_DTYPE, STATE_VOID, IndexRow, Rows, is_repeated
 from statetap_store.layout import token_bytes
 from statetap_store.provenance import Provenance
 from statetap_store.shard_file import ShardFile

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from statetap_store.index_faults import damaged_rows, is_repeated, misplaced_rows
-from statetap_store.index_row import IndexRow, Rows, key_of_damaged
+from statetap_store.index_faults import damaged_rows, misplaced_rows
+from statetap_store.index_row import IndexRow, Rows, is_repeated, key_of_damaged
 from statetap_store.layout import token_bytes
 from statetap_store.payload_faults import payload_faults
 from statetap_store.recover import Recovery

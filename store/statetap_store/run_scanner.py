@@ -15,7 +15,7 @@ from statetap_store.header_copies import SEALED_SLOT, slot_offset
 from statetap_store.index_row import ROW_DTYPE, IndexRow, Rows, keys_of
 from statetap_store.layout import ByteRange, ShardLayout, token_bytes
 from statetap_store.payload import is_payload_intact
-from statetap_store.shard_file import ShardFile
+from statetap_store.shard_file import ShardFile, unreadable
 from statetap_store.shard_index import find_row, load_index
 from statetap_store.shard_lock import is_locked
 from statetap_store.shard_names import shard_paths
@@ -176,9 +176,7 @@ class RunScanner:
             except (CheckError, MissingError) as error:
                 self.unreadable[path] = error
             except OSError as error:
-                self.unreadable[path] = CheckError(
-                    "shard-unreadable", f"cannot read {path} ({error.strerror}): check the disk"
-                )
+                self.unreadable[path] = unreadable(path, error)
             if path in self.unreadable and path in self._shards:
                 return False
         return True

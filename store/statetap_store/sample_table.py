@@ -12,12 +12,11 @@ import numpy.typing as npt
 from statetap_contract import CaptureSpec, CheckError, MissingError
 
 from statetap_store.find_shards import find_shards
-from statetap_store.index_faults import is_repeated
-from statetap_store.index_row import ROW_DTYPE, IndexRow, Rows
+from statetap_store.index_row import ROW_DTYPE, IndexRow, Rows, is_repeated
 from statetap_store.layout import ShardLayout
 from statetap_store.payload import is_payload_intact
 from statetap_store.sample import SampleEntry
-from statetap_store.shard_file import ShardFile
+from statetap_store.shard_file import ShardFile, unreadable
 
 #: What is kept of a sample's index row.
 _KEPT: Final = (
@@ -163,10 +162,7 @@ def _proven_samples(shard: ShardFile) -> Rows:
             if not is_payload_intact(shard.fd, shard.header.layout, IndexRow.of(samples[place]))
         ]
     except OSError as error:
-        raise CheckError(
-            "shard-unreadable",
-            f"cannot read {shard.path} ({error.strerror}): check the disk it is on",
-        ) from error
+        raise unreadable(shard.path, error) from error
     return np.delete(samples, half_written) if half_written else samples
 
 
