@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 from statetap_contract import CaptureSpec, StopError
 
+from statetap_store.late_sample import make_durable
 from statetap_store.layout import token_bytes
 from statetap_store.provenance import Provenance
 from statetap_store.publish import make_folder
 from statetap_store.run_scanner import RunScanner
 from statetap_store.shard_names import is_writer_name, shard_name, shard_paths, shard_sequence
-from statetap_store.stored_keys import spec_mismatch, stored_keys
 from statetap_store.writer import ShardFull, ShardWriter
 
 
@@ -36,7 +36,7 @@ class ShardSet:
     Raises:
         MissingError: kind ``folder-missing``.
         StopError: kind ``spec-mismatch``, a shard in the folder has another capture spec; any
-            kind of ``ShardWriter.open`` or ``stored_keys``.
+            kind of ``ShardWriter.open``, or why another shard cannot be read.
         ValueError: the writer name has another form.
     """
 
@@ -67,7 +67,7 @@ class ShardSet:
         Others may be appending: what they have written meanwhile is looked up.
 
         Raises:
-            StopError: kinds of ``stored_keys``.
+            MissingError, StopError: kinds of ``make_durable``.
         """
         if not isinstance(key, str):
             return False
@@ -146,7 +146,7 @@ class ShardSet:
         # A sample that its writer may not have committed is proven and synced from here, because
         # whoever asks is about to acknowledge it.
         return self._others.has_durable(key) or any(
-            key in stored_keys(path, self._spec) for path in self._others.late_in(key)
+            make_durable(path, key) for path in self._others.late_in(key)
         )
 
     @property
@@ -166,7 +166,7 @@ class ShardSet:
             self._writer = _open_unsealed(path)
         try:
             if self._writer is not None and self._writer.spec != self._spec:
-                raise spec_mismatch(self._writer.path, self._writer.spec, self._spec)
+                raise _spec_mismatch(self._writer.path, self._writer.spec, self._spec)
             self._look_at_others()
             if self._writer is not None and self._writer.provenance != self._provenance:
                 # Its attributes would say something untrue about new samples.
@@ -182,7 +182,7 @@ class ShardSet:
             raise StopError(error.kind, error.message) from error
         for path, spec in self._others.specs.items():
             if spec != self._spec:
-                raise spec_mismatch(path, spec, self._spec)
+                raise _spec_mismatch(path, spec, self._spec)
 
     def _create(self, num_tokens: int) -> ShardWriter:
         path = self._folder / shard_name(self._writer_name, self._next_sequence)
@@ -199,3 +199,11 @@ def _open_unsealed(path: Path) -> ShardWriter | None:
         if error.kind != "shard-sealed":
             raise
         return None
+
+
+def _spec_mismatch(path: Path, found: CaptureSpec, wanted: CaptureSpec) -> StopError:
+    return StopError(
+        "spec-mismatch",
+        f"{path} holds states of capture spec {found.digest} and this run has {wanted.digest}: "
+        "give every capture spec a run folder of its own",
+    )
