@@ -31,7 +31,8 @@ class Prompt:
             raise ValueError("token ids must be an array of int32 (typecode 'i')")
         if not self.token_ids:
             raise ValueError("the prompt is empty")
-        if min(self.token_ids) < 0:
+        # An id is negative when its highest bit is set, hence when its highest byte is not ASCII.
+        if not self.token_bytes()[3::4].isascii():
             raise ValueError(f"token id {min(self.token_ids)} is negative")
         bounds = [bound for span in self.loss_spans for bound in span]
         if bounds and (bounds[0] < 0 or bounds[-1] > len(self.token_ids)):

@@ -33,6 +33,8 @@ def celery_settings(broker_url: str) -> dict[str, object]:
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
             "health_check_interval": 10,
+            # A body is JSON, base64 would only make it longer.
+            "body_encoding": "utf-8",
         },
         "task_serializer": "json",
         "accept_content": ["json"],

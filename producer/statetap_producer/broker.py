@@ -1,30 +1,19 @@
-"""The producer's own view of Redis: is it there, and how much of a run lies in it."""
+"""Redis as the producer uses it: every failure is one sentence, without the password."""
 
-import json
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Self, cast
 from urllib.parse import urlsplit
 
 import redis
-from kombu.exceptions import OperationalError
 from redis.exceptions import NoPermissionError
 from statetap_contract import MissingError, UsageError
 
-#: Seconds to wait for a connection or an answer before Redis counts as unreachable.
-_TIMEOUT_S: Final = 3.0
+#: Seconds to wait for a connection before Redis counts as unreachable.
+_CONNECT_S: Final = 3.0
 
-#: Hash in which Celery's Redis transport keeps messages that were taken and not acknowledged.
-_UNACKED: Final = "unacked"
-
-
-@dataclass(frozen=True, slots=True)
-class QueueCounts:
-    """Messages of one queue."""
-
-    #: Waiting for a worker.
-    num_queued: int
-    #: Held by workers.
-    num_unacked: int
+#: Seconds to wait for an answer: a busy disk under the append-only file takes some of them.
+_ANSWER_S: Final = 10.0
 
 
 class Broker:
@@ -35,42 +24,67 @@ class Broker:
 
     Raises:
         UsageError: kind ``redis-url``.
-        MissingError: kind ``redis-unreachable`` or ``redis-password``; also by the methods.
+        MissingError: kind ``redis-unreachable``, ``redis-password`` or ``redis-full``; also by
+            the methods.
     """
 
     def __init__(self, url: str) -> None:
+        #: Host, port and database, without the password.
         self.address = _address(url)
         try:
-            # No retries: a person is waiting for the answer.
-            self._client = redis.Redis.from_url(
+            # No retries: a person is waiting for the answer. And a command that was sent twice
+            # would queue its prompts twice.
+            self.client = redis.Redis.from_url(
                 url,
-                socket_connect_timeout=_TIMEOUT_S,
-                socket_timeout=_TIMEOUT_S,
+                socket_connect_timeout=_CONNECT_S,
+                socket_timeout=_ANSWER_S,
                 retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
             )
-            self._client.ping()
-        except redis.RedisError as error:
-            raise redis_error(self.address, error) from error
         except (TypeError, ValueError) as error:
             # An option after the question mark that redis-py does not have.
             raise _url_error() from error
-
-    def counts(self, queue: str) -> QueueCounts:
-        """How many messages of the queue Redis holds, waiting and taken."""
         try:
-            with self._client.pipeline() as pipeline:
-                pipeline.llen(queue)
-                pipeline.hvals(_UNACKED)
-                num_queued, unacked = pipeline.execute()
+            with self.asking():
+                self.client.ping()
+        except (TypeError, ValueError) as error:
+            raise _url_error() from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Within the block what redis-py raises becomes a MissingError."""
+        try:
+            yield
         except redis.RedisError as error:
             raise redis_error(self.address, error) from error
-        return QueueCounts(num_queued, sum(_queue_of(entry) == queue for entry in unacked))
+
+    def num_waiting(self, queue: str) -> int:
+        """Messages of all runs that wait in the queue."""
+        with self.asking():
+            return self.client.llen(queue)
+
+    def push(self, queue: str, messages: Sequence[bytes]) -> None:
+        """Puts messages at the queue's end: all of them or, when Redis refuses, none.
+
+        When the connection breaks in between, nobody knows which of the two it was.
+        """
+        with self.asking():
+            self.client.lpush(queue, *messages)
+
+    def memory_bytes(self) -> int:
+        """Memory that Redis has in use."""
+        with self.asking():
+            memory = cast(dict[str, int], self.client.info("memory"))
+        return memory["used_memory"]
 
 
-def redis_error(address: str, error: Exception) -> MissingError:
+def redis_error(address: str, error: redis.RedisError) -> MissingError:
     """What a failure of Redis means to a person. ``address`` must hold no password."""
-    if isinstance(error, OperationalError) and isinstance(error.__cause__, redis.RedisError):
-        error = error.__cause__
     if isinstance(error, redis.AuthenticationError | NoPermissionError):
         return MissingError(
             "redis-password",
@@ -81,7 +95,7 @@ def redis_error(address: str, error: Exception) -> MissingError:
         return MissingError(
             "redis-full",
             f"Redis at {address} has no memory left; let workers drain the queue or raise "
-            "maxmemory, then run statetap enqueue again",
+            "maxmemory, then run the command again",
         )
     return MissingError(
         "redis-unreachable",
@@ -103,12 +117,3 @@ def _address(url: str) -> str:
 
 def _url_error() -> UsageError:
     return UsageError("redis-url", "the Redis address must look like redis://:PASSWORD@HOST:PORT/0")
-
-
-def _queue_of(entry: bytes) -> str | None:
-    """The queue an unacknowledged message came from: kombu keeps ``[message, exchange, key]``."""
-    try:
-        _, _, routing_key = json.loads(entry)
-    except ValueError:
-        return None
-    return routing_key if isinstance(routing_key, str) else None

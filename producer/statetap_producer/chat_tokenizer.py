@@ -1,158 +1,202 @@
-"""From conversation to prompt, through the model's own tokenizer and chat template."""
+"""From what rows say to prompts, through the model's own tokenizer and chat template."""
 
-import hashlib
-import re
 from array import array
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
-from jinja2.exceptions import TemplateError
-from statetap_contract import MissingError, ModelFolder, Prompt, RejectError, UsageError
-from transformers import AutoTokenizer
-from transformers.utils.chat_template_utils import render_jinja_template
+from statetap_contract import ModelFolder, Prompt, RejectError, StatetapError, UsageError
 
-from statetap_producer.conversation import Conversation, Message
-from statetap_producer.loss_mask import Span, answer_spans, token_spans
+from statetap_producer.chat_template import ChatTemplate, Message, Span, with_text_arguments
+from statetap_producer.conversation import Conversation, PlainText, TokenIds
+from statetap_producer.loss_mask import answer_spans
+from statetap_producer.model_tokenizer import ModelTokenizer, files_digest
+from statetap_producer.prompt_rules import PromptRules
+from statetap_producer.token_spans import token_spans
+from statetap_producer.turn_shape import TurnShape, learn_turn_shape, prove_blocks
 
-#: What transformers itself takes as the sign that a template marks the assistant's text.
-_GENERATION_BLOCK: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-#: Templates that put today's date into the system message get this one, because the same dataset
-#: must give the same plan tomorrow. It is the date that Llama 3's template falls back to.
-_TEMPLATE_DATE: Final = datetime(2024, 7, 26, tzinfo=UTC)
+@dataclass(frozen=True, slots=True)
+class TokenisedPrompt:
+    """A prompt, and whether it is only the beginning of what its row says."""
 
-#: Files whose names start so make up a tokenizer.
-_TOKENIZER_FILES: Final = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges")
+    prompt: Prompt
+    is_cut: bool
 
 
 class ChatTokenizer:
-    """The tokenizer and chat template of a model folder. Nothing is fetched from a hub.
+    """The tokenizer and chat template of a model folder, loaded when a row needs them.
 
     Args:
         model: the folder.
-        max_tokens: longest prompt that is accepted.
-
-    Raises:
-        MissingError: kind ``tokenizer-missing``.
-        UsageError: kind ``tokenizer-slow`` or ``template-missing``.
+        rules: which prompts are taken.
     """
 
-    def __init__(self, model: ModelFolder, max_tokens: int) -> None:
-        self._vocab_size = model.vocab_size
-        #: Longest prompt that is accepted.
-        self.max_tokens = max_tokens
-        tokenizer = _load(model.path)
-        #: Digest of the tokenizer's files.
-        self.digest = _files_digest(model.path)
-        self._template = _template_of(tokenizer, model.path)
-        #: Digest of the chat template.
-        self.template_digest = hashlib.blake2b(self._template.encode(), digest_size=16).hexdigest()
-        self._has_generation_block = _GENERATION_BLOCK.search(self._template) is not None
-        self._template_values = {
-            **tokenizer.special_tokens_map,
-            "strftime_now": _TEMPLATE_DATE.strftime,
-        }
-        self._special_tokens = {
-            token.content for token in tokenizer.added_tokens_decoder.values() if token.special
-        }
-        # The bare tokenizer: never cut, never padded, no BOS beside the one that the template
-        # writes, and offsets that do not step over blanks.
-        self._tokenizer = tokenizer.backend_tokenizer
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.post_processor = None
+    def __init__(self, model: ModelFolder, rules: PromptRules) -> None:
+        self._model = model
+        self._rules = rules
 
-    def prompt(self, conversation: Conversation) -> Prompt:
-        """Token ids and loss mask.
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the tokenizer's files, "" where there are none."""
+        return files_digest(self._model.path)
+
+    @property
+    def template_digest(self) -> str:
+        """Digest of the chat template, "" where there is none."""
+        try:
+            return self._template.digest
+        except StatetapError:
+            return ""
+
+    def prompts(
+        self, contents: Sequence[Conversation | PlainText | TokenIds]
+    ) -> list[TokenisedPrompt | RejectError]:
+        """A prompt for each content, or why there is none.
+
+        Rejections are of the kinds ``template-refused``, ``prompt-empty``, ``too-long``,
+        ``no-loss-tokens``, ``all-loss-tokens``, ``token-outside-vocabulary`` and those of
+        ``answer_spans``.
 
         Raises:
-            RejectError: kinds ``template-refused``, ``no-assistant-tokens``, ``too-long``,
-                ``token-outside-vocabulary`` and those of ``answer_spans``.
+            MissingError: kind ``tokenizer-missing``: there is no tokenizer, and a row needs it.
+            UsageError: kind ``tokenizer-slow`` or ``template-missing``, likewise.
         """
-        messages = conversation.messages
-        text, char_spans = self._render(messages, is_open=False)
-        if not self._has_generation_block:
-            char_spans = answer_spans(messages, self._render_text, self._special_tokens)
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        num_tokens = len(encoding.ids)
-        if num_tokens > self.max_tokens:
-            raise RejectError(
-                "too-long", f"the conversation has {num_tokens} tokens, more than {self.max_tokens}"
-            )
-        spans = token_spans(encoding.offsets, char_spans)
-        if not spans:
-            raise RejectError("no-assistant-tokens", "no token is the assistant's")
-        token_ids = array("i", encoding.ids)
-        if (largest := max(token_ids)) >= self._vocab_size:
-            raise RejectError(
-                "token-outside-vocabulary",
-                f"token id {largest} is beyond the model's vocabulary of {self._vocab_size}",
-            )
-        return Prompt(token_ids, spans)
+        results: dict[int, TokenisedPrompt | RejectError] = {}
+        texts: dict[int, tuple[str, list[Span] | None]] = {}
+        for number, content in enumerate(contents):
+            try:
+                if isinstance(content, TokenIds):
+                    results[number] = self._settled(content.token_ids, content.loss_spans)
+                elif isinstance(content, PlainText):
+                    texts[number] = content.text, None
+                else:
+                    texts[number] = self._rendered(content)
+            except RejectError as error:
+                results[number] = error
+        if texts:
+            encodings = self._tokenizer.encode([text for text, _ in texts.values()])
+            for (number, (_, spans)), encoding in zip(texts.items(), encodings, strict=True):
+                try:
+                    results[number] = self._tokenised(encoding, spans)
+                except RejectError as error:
+                    results[number] = error
+        return [results[number] for number in range(len(contents))]
 
-    def _render_text(self, messages: Sequence[Message], is_open: bool) -> str:  # noqa: FBT001 - loss_mask.Render
-        return self._render(messages, is_open=is_open)[0]
+    @cached_property
+    def _tokenizer(self) -> ModelTokenizer:
+        return ModelTokenizer(self._model.path)
 
-    def _render(self, messages: Sequence[Message], *, is_open: bool) -> tuple[str, list[Span]]:
-        """The text, and the character spans of its generation blocks."""
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+    @property
+    def _template(self) -> ChatTemplate:
+        if self._tokenizer.template is None:
+            raise UsageError(
+                "template-missing",
+                f"the tokenizer in {self._model.path} has no chat template; put one into "
+                "chat_template.jinja",
+            )
+        return self._tokenizer.template
+
+    @cached_property
+    def _turn_shape(self) -> TurnShape:
+        render = partial(_render, self._template, None)
+        return learn_turn_shape(render, self._tokenizer.special_tokens)
+
+    @cached_property
+    def _has_proven_blocks(self) -> bool:
+        if self._template.has_generation_block:
+            prove_blocks(partial(self._template.render_with_blocks, tools=None))
+        return self._template.has_generation_block
+
+    def _rendered(self, conversation: Conversation) -> tuple[str, list[Span]]:
+        """The text of a conversation, and the character spans of its answers."""
         try:
-            texts, spans = render_jinja_template(
-                conversations=[turns],
-                chat_template=self._template,
-                add_generation_prompt=is_open,
-                return_assistant_tokens_mask=self._has_generation_block,
-                **self._template_values,
-            )
-        # A template is foreign code: its own raise_exception comes as TemplateError, its slips
-        # as the rest.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            return self._with_answers(conversation.messages, conversation.tools)
+        except RejectError as error:
+            messages = with_text_arguments(conversation.messages)
+            if error.kind != "template-refused" or messages is None:
+                raise
+            return self._with_answers(messages, conversation.tools)
+
+    def _with_answers(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
+    ) -> tuple[str, list[Span]]:
+        if self._has_proven_blocks:
+            return self._template.render_with_blocks(messages, tools)
+        render = partial(_render, self._template, tools)
+        text = render(messages, False)
+        special_tokens = self._tokenizer.special_tokens
+        return text, answer_spans(text, messages, render, self._turn_shape, special_tokens)
+
+    def _tokenised(self, encoding: Any, char_spans: list[Span] | None) -> TokenisedPrompt:
+        ids: list[int] = encoding.ids
+        tokenizer = self._tokenizer
+        if char_spans is None:
+            if ids[: len(tokenizer.opening)] != tokenizer.opening:
+                ids = tokenizer.opening + ids
+            token_ids = array("i", ids + tokenizer.closing)
+            return self._settled(token_ids, ((0, len(token_ids)),), is_text=True)
+        spans = token_spans(
+            len(ids),
+            encoding.token_to_chars,
+            lambda token: tokenizer.is_added(ids[token]),
+            char_spans,
+        )
+        return self._settled(array("i", ids), spans, is_text=True)
+
+    def _settled(
+        self, token_ids: "array[int]", spans: Sequence[Span], *, is_text: bool = False
+    ) -> TokenisedPrompt:
+        """Holds a prompt against the rules.
+
+        Args:
+            token_ids: of the whole prompt.
+            spans: where its loss is taken.
+            is_text: whether the ids come from the model's own tokenizer.
+        """
+        rules, vocab_size, num_tokens = self._rules, self._model.vocab_size, len(token_ids)
+        if not num_tokens:
+            raise RejectError("prompt-empty", "the row's text gives no tokens")
+        is_cut = num_tokens > rules.max_tokens
+        if is_cut:
+            if not rules.is_cut:
+                raise RejectError(
+                    "too-long",
+                    f"the conversation has {num_tokens} tokens, more than {rules.max_tokens}; "
+                    "--cut plans its beginning",
+                )
+            token_ids = token_ids[: rules.max_tokens]
+            spans = _clipped(spans, rules.max_tokens)
+        if not (is_text and self._tokenizer.largest_id < vocab_size):
+            outside = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+            if outside is not None:
+                raise RejectError(
+                    "token-outside-vocabulary",
+                    f"token id {outside} is outside the model's vocabulary of {vocab_size}",
+                )
+        if not spans and not rules.allows_empty_mask:
             raise RejectError(
-                "template-refused", f"the chat template refuses the conversation: {error!s:.200}"
-            ) from error
-        return texts[0], spans[0] if self._has_generation_block else []
+                "no-loss-tokens",
+                "no token is the assistant's; --allow-empty-mask plans the prompt all the same",
+            )
+        if tuple(spans) == ((0, len(token_ids)),) and not rules.allows_full_mask:
+            raise RejectError(
+                "all-loss-tokens",
+                "the loss would be taken over every token; --allow-full-mask plans the prompt all "
+                "the same",
+            )
+        return TokenisedPrompt(Prompt(token_ids, tuple(spans)), is_cut)
 
 
-def _load(folder: Path) -> Any:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # the Rust tokenizer raises bare Exception
-        raise MissingError(
-            "tokenizer-missing",
-            f"no tokenizer can be loaded from {folder} ({_first_line(error)}); copy the model's "
-            "tokenizer files there",
-        ) from error
-    if not tokenizer.is_fast:
-        raise UsageError(
-            "tokenizer-slow",
-            f"the tokenizer in {folder} cannot say which text a token stands for; convert it to "
-            "a tokenizer.json",
-        )
-    return tokenizer
+def _render(
+    template: ChatTemplate,
+    tools: Sequence[dict[str, Any]] | None,
+    messages: Sequence[Message],
+    is_open: bool,  # noqa: FBT001 - turn_shape.Render
+) -> str:
+    return template.render(messages, tools, is_open=is_open)
 
 
-def _template_of(tokenizer: Any, folder: Path) -> str:
-    try:
-        return str(tokenizer.get_chat_template())
-    except ValueError as error:
-        raise UsageError(
-            "template-missing",
-            f"the tokenizer in {folder} has no chat template; put one into chat_template.jinja",
-        ) from error
-
-
-def _files_digest(folder: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(folder.iterdir()):
-        if file.name.startswith(_TOKENIZER_FILES) and file.is_file():
-            content = file.read_bytes()
-            digest.update(f"{file.name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+def _clipped(spans: Sequence[Span], num_tokens: int) -> list[Span]:
+    return [(start, min(end, num_tokens)) for start, end in spans if start < num_tokens]

@@ -1,9 +1,11 @@
 """The ``statetap`` command: which commands there are. What they do is in ``commands/``."""
 
+from collections.abc import Callable
+
 import typer
 
 from statetap_producer.cli_errors import ErrorGroup
-from statetap_producer.commands import checks, enqueue, plan, shards, status
+from statetap_producer.commands import checks, enqueue, generate, plan, reconcile, shards, status
 
 app = typer.Typer(
     cls=ErrorGroup,
@@ -13,16 +15,70 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 the check failed, 2 wrong use, 3 something needed is not there.",
 )
 
-app.command("plan")(plan.plan)
-app.command("enqueue")(enqueue.fill_queue)
-app.command("status")(status.status)
-app.command("verify")(shards.prove)
-app.command("seal")(shards.seal_shards)
-app.command("inspect")(shards.describe)
-app.command("repair")(shards.mend)
-app.command("merge")(shards.join)
-app.command("crosscheck")(checks.compare)
-app.command("diagnose")(checks.judge_log)
+
+def _add(name: str, command: Callable[..., None], *examples: str) -> None:
+    """Registers a command. Each paragraph of an epilog is a line of its own."""
+    app.command(name, epilog="\n\n".join(("Examples", *examples)))(command)
+
+
+_add(
+    "plan",
+    plan.plan,
+    "statetap plan chats.jsonl --run runs/mine --model /models/m --server http://127.0.0.1:30000",
+    "statetap plan data/ --run runs/mine --model /models/m --max-tokens 2048 --cut",
+    "statetap plan hf:OWNER/NAME --run runs/mine --model /models/m --layers 2,18,33",
+)
+_add(
+    "generate",
+    generate.answer,
+    "statetap generate chats.jsonl --out answered.jsonl --server http://127.0.0.1:30000",
+    "statetap generate chats.jsonl --out own.jsonl --server http://127.0.0.1:30000 --replace",
+)
+_add(
+    "enqueue",
+    enqueue.fill_queue,
+    "statetap enqueue --run runs/mine",
+    "statetap enqueue --run runs/mine --order longest --window 2000",
+)
+_add(
+    "reconcile",
+    reconcile.put_back,
+    "statetap reconcile --run runs/mine",
+    "statetap reconcile --run runs/mine --every 60",
+)
+_add(
+    "rerun",
+    reconcile.pardon,
+    "statetap rerun --run runs/mine --reason worker-lost --reason mismatch",
+    "statetap rerun --run runs/mine --sample 0123456789abcdef0123456789abcdef",
+)
+_add(
+    "status",
+    status.status,
+    "statetap status --run runs/mine --watch",
+    "statetap status --run runs/mine --json",
+)
+_add(
+    "verify",
+    shards.prove,
+    "statetap verify runs/mine",
+    "statetap verify /backup/*.h5 --quick --json",
+)
+_add("seal", shards.seal_shards, "statetap seal runs/mine")
+_add("inspect", shards.describe, "statetap inspect runs/mine/shards/w-00-00001.h5")
+_add("repair", shards.mend, "statetap repair runs/mine")
+_add("merge", shards.join, "statetap merge runs/mine --out mine.h5")
+_add(
+    "crosscheck",
+    checks.compare,
+    "statetap crosscheck runs/mine --model /models/m --samples 32 --seed 7",
+)
+_add(
+    "diagnose",
+    checks.judge_log,
+    "statetap diagnose server.log",
+    "docker logs sglang 2>&1 | statetap diagnose -",
+)
 
 
 def main() -> None:

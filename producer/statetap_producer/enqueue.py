@@ -1,81 +1,73 @@
-"""Fills the queue: one Celery message for each prompt that is neither stored nor dead."""
+"""Fills the queue: one message for each prompt that is neither stored, dead nor queued."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
-from celery import Celery
-from celery.exceptions import OperationalError
-from redis import RedisError
-from statetap_contract import TASK_NAME, Job, celery_settings, queue_name
-
-from statetap_producer.broker import Broker, redis_error
+from statetap_producer.broker import Broker
+from statetap_producer.feed import FeedProgress, QueueFeed
+from statetap_producer.plan import Order, Plan
+from statetap_producer.queue_lease import QueueLease
+from statetap_producer.queue_scan import queued_prompts
 from statetap_producer.run_folder import RunFolder
-from statetap_producer.run_state import RunState
-
-#: Messages sent to Redis in one go.
-_BATCH: Final = 1000
+from statetap_producer.settled import Settled
 
 
 @dataclass(frozen=True, slots=True)
 class EnqueueOutcome:
-    """What ``enqueue`` did with the run's prompts."""
+    """What ``enqueue`` did with the run's prompts; their sum is what was planned."""
 
     num_enqueued: int
     num_stored: int
     num_dead: int
-    #: Messages that were already waiting in the queue.
+    #: Prompts that were waiting in the queue or held by workers already.
     num_queued_before: int
 
 
-def enqueue(run: RunFolder, redis_url: str, on_progress: Callable[[int], None]) -> EnqueueOutcome:
-    """Publishes the pending prompts.
+def enqueue(
+    run: RunFolder,
+    redis_url: str,
+    *,
+    window: int,
+    order: Order = "plan",
+    on_progress: Callable[[FeedProgress], None] = lambda _: None,
+) -> EnqueueOutcome:
+    """Publishes the pending prompts, and returns when the last of them is in the queue.
 
-    Messages that are already queued are not looked at: a prompt that is queued twice is stored
-    once.
+    Its memory does not grow with the plan. What is queued is looked at once, at the beginning; of
+    what workers do meanwhile nothing comes back to the queue.
 
     Args:
         run: a planned run.
         redis_url: the broker; see ``Broker``.
-        on_progress: called with the number of messages published so far.
+        window: messages that may wait in the queue at a time, 0 for any number.
+        order: of the prompts.
+        on_progress: hears of every batch.
 
     Raises:
-        MissingError: kinds ``redis-unreachable``, ``redis-password``, ``redis-full``; part of
-            the messages may be in the queue, and enqueuing again does no harm.
-        StatetapError: what ``Broker`` and ``RunState`` raise.
+        MissingError: kinds ``redis-unreachable``, ``redis-password``, ``redis-full``,
+            ``queue-taken``, ``worker-silent``; what was published stays in the queue, and
+            enqueuing again goes on.
+        StatetapError: what ``Broker``, ``Plan`` and ``Settled`` raise.
     """
-    broker = Broker(redis_url)
-    state = RunState(run)
-    settled = state.stored | state.dead
-    spec_digest = state.spec.digest
-    inputs = run.read_record().inputs
-    text_digests = inputs.tokenizer_digest, inputs.template_digest
-    queue = queue_name(spec_digest)
-    num_queued_before = broker.counts(queue).num_queued
-    num_enqueued = 0
-    app = Celery(set_as_current=False)
-    app.conf.update(celery_settings(redis_url))
-    try:
-        with app.producer_pool.acquire() as producer, producer.batch(_BATCH):
-            for row in state.plan.rows():
-                if row.key in settled:
-                    continue
-                job = Job(row.key, run.name, spec_digest, row.prompt, *text_digests)
-                app.send_task(
-                    TASK_NAME,
-                    args=[job.to_message()],
-                    task_id=job.key,
-                    queue=queue,
-                    # What Flower shows; the message itself is packed.
-                    argsrepr=f"{job.key}, {row.prompt.num_tokens} tokens, run {run.name}",
-                    kwargsrepr="",
-                    producer=producer,
-                    retry=False,
-                )
-                num_enqueued += 1
-                on_progress(num_enqueued)
-    except (OperationalError, RedisError) as error:
-        raise redis_error(broker.address, error) from error
-    finally:
-        app.close()
-    return EnqueueOutcome(num_enqueued, len(state.stored), len(state.dead), num_queued_before)
+    record = run.read_record()
+    plan = Plan(run.plan_file, record.counts.num_planned)
+    spec_digest = record.inputs.spec.digest
+    num_stored = num_dead = 0
+    with Broker(redis_url) as broker, QueueLease(broker, spec_digest, run.name) as lease:
+        # Queue before files: see queued_prompts.
+        queued = queued_prompts(broker, spec_digest, run.name)
+        settled = Settled(run, broker)
+        settled.wait_for_announcements()
+        settled.refuse_silent_workers()
+        feed = QueueFeed(run, broker, lease, settled, window, on_progress)
+        for row in plan.rows(order):
+            is_stored, is_dead = settled.is_stored(row.key), settled.is_dead(row.key)
+            if is_stored or is_dead or row.key in queued:
+                num_stored += is_stored
+                num_dead += is_dead
+                feed.skip()
+            else:
+                feed.add(row)
+        feed.flush()
+    num_queued = feed.num_skipped - num_stored - num_dead
+    return EnqueueOutcome(feed.num_enqueued, num_stored, num_dead, num_queued)

@@ -4,30 +4,50 @@
     token_ids     list<int32>
     loss_spans    list<int32>   start, end, start, end … in tokens, half-open
     num_tokens    int32
-    source_line   int64         line in the dataset, from 1
+    is_cut        bool          whether it was longer and only its beginning is planned
+    source_file   string        file of the dataset
+    source_line   int64         line, or row, in that file, from 1
     source_id     string        the row's own id, null where it has none
 
-Rows stand in the dataset's order. Nothing in the file depends on when or where it was written.
+Rows stand in the dataset's order. Nothing in the file depends on when or where it was written, nor
+on how many processes tokenised. Its pages carry checksums, which readers verify.
 """
 
+import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from statetap_contract import CheckError, MissingError, Prompt
 
+T = TypeVar("T")
+
+#: A batch of planned prompts: a ``pyarrow.RecordBatch`` with the plan's columns.
+PlanBatch = Any
+
+#: The order in which a plan is read: as it stands, or by tokens.
+Order = Literal["plan", "longest", "shortest"]
+
+
+def _ints(name: str) -> Any:
+    return pa.field(name, pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False)
+
+
 _SCHEMA: Final = pa.schema(
     [
         pa.field("key", pa.string(), nullable=False),
-        pa.field("token_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), False),
-        pa.field("loss_spans", pa.list_(pa.field("item", pa.int32(), nullable=False)), False),
+        _ints("token_ids"),
+        _ints("loss_spans"),
         pa.field("num_tokens", pa.int32(), nullable=False),
+        pa.field("is_cut", pa.bool_(), nullable=False),
+        pa.field("source_file", pa.string(), nullable=False),
         pa.field("source_line", pa.int64(), nullable=False),
         pa.field("source_id", pa.string()),
     ]
@@ -43,16 +63,45 @@ class PlannedPrompt:
 
     key: str
     prompt: Prompt
+    source_file: str
     source_line: int
     source_id: str | None
+    is_cut: bool = False
+
+
+def plan_batch(rows: Sequence[PlannedPrompt]) -> PlanBatch:
+    """Rows as columns."""
+    prompts = [row.prompt for row in rows]
+    columns = [
+        pa.array([row.key for row in rows], pa.string()),
+        _lists([np.frombuffer(prompt.token_ids, np.int32) for prompt in prompts], "token_ids"),
+        _lists([np.array(prompt.loss_spans, np.int32).ravel() for prompt in prompts], "loss_spans"),
+        pa.array([prompt.num_tokens for prompt in prompts], pa.int32()),
+        pa.array([row.is_cut for row in rows], pa.bool_()),
+        pa.array([row.source_file for row in rows], pa.string()),
+        pa.array([row.source_line for row in rows], pa.int64()),
+        pa.array([row.source_id for row in rows], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _lists(values: list[Any], column: str) -> Any:
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    items = np.concatenate(values) if values else np.empty(0, np.int32)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), pa.array(items), type=_SCHEMA.field(column).type
+    )
 
 
 class PlanWriter:
-    """Writes a plan, a row group at a time."""
+    """Writes a plan, a row group at a time, however the rows come."""
 
     def __init__(self, path: Path) -> None:
-        self._writer: Any = pq.ParquetWriter(path, _SCHEMA, compression="zstd")
-        self._rows: list[PlannedPrompt] = []
+        self._writer: Any = pq.ParquetWriter(
+            path, _SCHEMA, compression="zstd", write_page_checksum=True
+        )
+        self._waiting: list[PlanBatch] = []
+        self._num_waiting = 0
 
     def __enter__(self) -> Self:
         return self
@@ -63,34 +112,24 @@ class PlanWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None and self._rows:
-            self._write_group()
+        if error is None and self._num_waiting:
+            self._write_groups(at_least=1)
         self._writer.close()
 
-    def append(self, row: PlannedPrompt) -> None:
-        self._rows.append(row)
-        if len(self._rows) == _GROUP_ROWS:
-            self._write_group()
+    def append(self, batch: PlanBatch) -> None:
+        self._waiting.append(batch)
+        self._num_waiting += batch.num_rows
+        if self._num_waiting >= _GROUP_ROWS:
+            self._write_groups(at_least=_GROUP_ROWS)
 
-    def _write_group(self) -> None:
-        rows, self._rows = self._rows, []
-        prompts = [row.prompt for row in rows]
-        columns = [
-            pa.array([row.key for row in rows], pa.string()),
-            _lists([np.frombuffer(prompt.token_ids, np.int32) for prompt in prompts], 1),
-            _lists([np.array(prompt.loss_spans, np.int32).ravel() for prompt in prompts], 2),
-            pa.array([prompt.num_tokens for prompt in prompts], pa.int32()),
-            pa.array([row.source_line for row in rows], pa.int64()),
-            pa.array([row.source_id for row in rows], pa.string()),
-        ]
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=_SCHEMA))
-
-
-def _lists(values: list[Any], column: int) -> Any:
-    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    return pa.ListArray.from_arrays(
-        pa.array(offsets), pa.array(np.concatenate(values)), type=_SCHEMA.field(column).type
-    )
+    def _write_groups(self, at_least: int) -> None:
+        table = pa.Table.from_batches(self._waiting, _SCHEMA)
+        start = 0
+        while table.num_rows - start >= at_least:
+            self._writer.write_table(table.slice(start, _GROUP_ROWS))
+            start += _GROUP_ROWS
+        self._waiting = table.slice(start).to_batches()
+        self._num_waiting = max(table.num_rows - start, 0)
 
 
 class Plan:
@@ -122,16 +161,56 @@ class Plan:
         with self._open() as file:
             return set(self._checked(lambda: file.read(["key"])).column(0).to_pylist())
 
-    def rows(self) -> Iterator[PlannedPrompt]:
-        """The planned prompts in order, never more than a row group in memory."""
+    def lengths(self) -> Any:
+        """Tokens of each prompt, int32 [num_planned]."""
+        with self._open() as file:
+            return self._checked(lambda: file.read(["num_tokens"])).column(0).to_numpy()
+
+    def rows(self, order: Order = "plan") -> Iterator[PlannedPrompt]:
+        """The planned prompts, never more than a row group of them in memory.
+
+        For an order by length, the plan is first unpacked into a temporary file beside it, 4 bytes
+        a token, as its rows are then read from all over it. Among prompts of one length the plan's
+        own order holds.
+        """
+        for batch in self._batches() if order == "plan" else self._sorted_batches(order):
+            yield from _rows_of(batch)
+
+    def sample(self, most: int) -> list[PlannedPrompt]:
+        """Up to ``most`` prompts, spread evenly over the plan."""
+        with self._open() as file:
+            num_rows = file.metadata.num_rows
+            wanted = np.unique(np.linspace(0, num_rows - 1, min(most, num_rows)).astype(np.int64))
+            groups, places = np.divmod(wanted, _GROUP_ROWS)
+            chosen = []
+            for group in np.unique(groups).tolist():
+                table = self._checked(lambda group=group: file.read_row_group(group))
+                rows = table.take(places[groups == group]).combine_chunks()
+                chosen += [row for batch in rows.to_batches() for row in _rows_of(batch)]
+            return chosen
+
+    def _batches(self) -> Iterator[PlanBatch]:
         with self._open() as file:
             for group in range(file.num_row_groups):
-                yield from self._checked(lambda group=group: _rows_of(file.read_row_group(group)))
+                table = self._checked(lambda group=group: file.read_row_group(group))
+                yield from table.combine_chunks().to_batches()
+
+    def _sorted_batches(self, order: Order) -> Iterator[PlanBatch]:
+        lengths = self.lengths()
+        indices = np.argsort(lengths if order == "shortest" else -lengths, kind="stable")
+        with tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=".sorted-") as unpacked:
+            with pa.ipc.new_file(unpacked.name, _SCHEMA) as writer:
+                for batch in self._batches():
+                    writer.write_batch(batch)
+            table = pa.ipc.open_file(pa.memory_map(unpacked.name)).read_all()
+            for start in range(0, len(indices), _GROUP_ROWS):
+                chosen = table.take(indices[start : start + _GROUP_ROWS])
+                yield from chosen.combine_chunks().to_batches()
 
     def _open(self) -> Any:
-        return self._checked(lambda: pq.ParquetFile(self._path))
+        return self._checked(lambda: pq.ParquetFile(self._path, page_checksum_verification=True))
 
-    def _checked(self, read: Any) -> Any:
+    def _checked(self, read: Callable[..., T]) -> T:
         try:
             return read()
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -145,19 +224,22 @@ class Plan:
         )
 
 
-def _rows_of(group: Any) -> list[PlannedPrompt]:
-    keys, token_ids, spans, _, lines, ids = group.combine_chunks().columns
-    return [
-        PlannedPrompt(
-            key=key,
-            prompt=Prompt(
-                array("i", token_ids[i].values.to_numpy().tobytes()),
-                tuple(map(tuple, spans[i].values.to_numpy().reshape(-1, 2).tolist())),
-            ),
-            source_line=line,
-            source_id=source_id,
+def _rows_of(batch: PlanBatch) -> Iterator[PlannedPrompt]:
+    keys, token_ids, spans, _, cuts, files, lines, ids = batch.columns
+    columns = (column.to_pylist() for column in (keys, files, lines, ids, cuts))
+    for key, ids_of, spans_of, (file, line, source_id, is_cut) in zip(
+        next(columns), _slices(token_ids), _slices(spans), zip(*columns, strict=True), strict=True
+    ):
+        prompt = Prompt(
+            array("i", ids_of.tobytes()),
+            tuple(map(tuple, spans_of.reshape(-1, 2).tolist())),
         )
-        for i, (key, line, source_id) in enumerate(
-            zip(keys.to_pylist(), lines.to_pylist(), ids.to_pylist(), strict=True)
-        )
-    ]
+        yield PlannedPrompt(key, prompt, file, line, source_id, is_cut)
+
+
+def _slices(lists: Any) -> Iterator[Any]:
+    """The items of each list, as views of one array."""
+    items = lists.values.to_numpy()
+    offsets = lists.offsets.to_pylist()
+    for start, end in pairwise(offsets):
+        yield items[start:end]

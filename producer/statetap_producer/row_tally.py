@@ -4,10 +4,25 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median_low
+from typing import Any
 
-from statetap_contract import Prompt, RejectError
+import numpy as np
 
+from statetap_producer.plan import PlanBatch
 from statetap_producer.run_record import LeftOut, PlanCounts
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """A row that is left out, and why."""
+
+    file: str
+    line: int
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}"
 
 
 @dataclass(slots=True)
@@ -16,34 +31,52 @@ class RowTally:
 
     num_read: int = 0
     num_duplicates: int = 0
+    num_cut: int = 0
     num_loss_tokens: int = 0
+    #: Tokens of each planned prompt.
     lengths: "array[int]" = field(default_factory=lambda: array("i"))
     num_left_out: Counter[str] = field(default_factory=Counter)
-    first_left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+    first_left_out: dict[str, RowFault] = field(default_factory=dict)
 
-    def plan(self, prompt: Prompt) -> None:
-        self.lengths.append(prompt.num_tokens)
-        self.num_loss_tokens += sum(end - start for start, end in prompt.loss_spans)
+    def plan(self, batch: PlanBatch) -> None:
+        """Counts prompts that are planned."""
+        self.lengths.frombytes(batch.column("num_tokens").to_numpy().tobytes())
+        bounds = batch.column("loss_spans").flatten().to_numpy()
+        self.num_loss_tokens += int(
+            bounds[1::2].sum(dtype=np.int64) - bounds[::2].sum(dtype=np.int64)
+        )
+        self.num_cut += batch.column("is_cut").true_count
 
-    def leave_out(self, line: int, error: RejectError) -> None:
-        self.num_left_out[error.kind] += 1
-        self.first_left_out.setdefault(error.kind, (line, error.message))
+    def leave_out(self, fault: RowFault) -> None:
+        self.num_left_out[fault.kind] += 1
+        self.first_left_out.setdefault(fault.kind, fault)
 
     def left_out(self) -> tuple[LeftOut, ...]:
         """Most frequent reason first."""
         return tuple(
-            LeftOut(kind, num_rows, *self.first_left_out[kind])
+            LeftOut(kind, num_rows, first.file, first.line, first.message)
             for kind, num_rows in self.num_left_out.most_common()
+            for first in [self.first_left_out[kind]]
         )
 
     def counts(self) -> PlanCounts:
+        """Raises ValueError when nothing is planned."""
+        lengths = np.frombuffer(self.lengths, np.int32)
         return PlanCounts(
             num_read=self.num_read,
-            num_planned=len(self.lengths),
+            num_planned=len(lengths),
             num_duplicates=self.num_duplicates,
-            num_tokens=sum(self.lengths),
+            num_cut=self.num_cut,
+            num_tokens=int(lengths.sum(dtype=np.int64)),
             num_loss_tokens=self.num_loss_tokens,
-            min_tokens=min(self.lengths),
+            min_tokens=int(lengths.min()),
             median_tokens=median_low(self.lengths),
-            max_tokens=max(self.lengths),
+            max_tokens=int(lengths.max()),
+            histogram=_histogram(lengths),
         )
+
+
+def _histogram(lengths: Any) -> tuple[int, ...]:
+    # The exponent of a float is exact for every int32; a logarithm would round.
+    _, exponents = np.frexp(lengths.astype(np.float64))
+    return tuple(np.bincount(exponents - 1).tolist())

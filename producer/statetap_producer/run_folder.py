@@ -43,6 +43,11 @@ class RunFolder:
         return self.path / "plan.parquet"
 
     @property
+    def left_out_file(self) -> Path:
+        """Rows of the dataset that are not in the plan, a JSON object each."""
+        return self.path / "left-out.jsonl"
+
+    @property
     def shards(self) -> Path:
         return self.path / "shards"
 

@@ -6,17 +6,20 @@ from typing import Final, Self
 from statetap_contract import CaptureSpec
 from statetap_contract.strict_json import FieldReader, read_record
 
+from statetap_producer.prompt_rules import PromptRules
+
 #: Version of ``run.json`` and of the plan beside it. Every other is refused.
-RUN_VERSION: Final = 1
+RUN_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Conversations left out of the plan for one reason."""
+    """Rows left out of the plan for one reason; ``left-out.jsonl`` names each of them."""
 
     kind: str
     num_rows: int
-    #: The first such row: its line in the dataset, and what was wrong with it.
+    #: The first such row: its place in the dataset, and what was wrong with it.
+    first_file: str
     first_line: int
     first_message: str
 
@@ -31,8 +34,10 @@ class PlanCounts:
 
     num_read: int
     num_planned: int
-    #: Conversations with the same token ids and loss mask as an earlier one.
+    #: Rows with the same token ids and loss mask as an earlier one.
     num_duplicates: int
+    #: Prompts of which only the beginning is planned.
+    num_cut: int
     #: Over the planned prompts.
     num_tokens: int
     num_loss_tokens: int
@@ -40,6 +45,8 @@ class PlanCounts:
     min_tokens: int
     median_tokens: int
     max_tokens: int
+    #: Prompts of 1 token, of 2 and 3, of 4 to 7 and so on: the k-th has 2^k to 2^(k+1) - 1.
+    histogram: tuple[int, ...]
 
     @classmethod
     def from_json(cls, value: object) -> Self:
@@ -51,13 +58,13 @@ class PlanInputs:
     """All that a plan follows from: the same inputs give the same plan, byte for byte."""
 
     spec: CaptureSpec
-    #: File name of the dataset, and the digest of its bytes.
+    #: Name of the dataset, and the digest of its bytes.
     dataset: str
     dataset_digest: str
+    #: Empty where the model's folder holds none and no row needed it.
     tokenizer_digest: str
     template_digest: str
-    #: Longest prompt that was accepted.
-    max_tokens: int
+    rules: PromptRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +77,14 @@ class RunRecord:
     left_out: tuple[LeftOut, ...]
 
     @property
+    def sample_bytes(self) -> int:
+        """Bytes of a shard that each token takes: its row, an int32 id and a byte of the mask."""
+        return self.inputs.spec.row_bytes + 4 + 1
+
+    @property
     def shard_bytes(self) -> int:
-        """Bytes that all samples take in shards: rows, int32 ids and a mask byte a token."""
-        return self.counts.num_tokens * (self.inputs.spec.row_bytes + 4 + 1)
+        """Bytes that all samples take in shards."""
+        return self.counts.num_tokens * self.sample_bytes
 
     def to_json(self) -> dict[str, object]:
         """A JSON object; ``from_json`` reads it back."""
@@ -81,10 +93,10 @@ class RunRecord:
             "version": RUN_VERSION,
             "name": self.name,
             "spec": inputs.spec.to_json(),
-            "dataset": {"file": inputs.dataset, "digest": inputs.dataset_digest},
+            "dataset": {"name": inputs.dataset, "digest": inputs.dataset_digest},
             "tokenizer_digest": inputs.tokenizer_digest,
             "template_digest": inputs.template_digest,
-            "max_tokens": inputs.max_tokens,
+            "rules": asdict(inputs.rules),
             "counts": asdict(self.counts),
             "left_out": [asdict(reason) for reason in self.left_out],
         }
@@ -100,11 +112,11 @@ class RunRecord:
             name=fields.take("name", str),
             inputs=PlanInputs(
                 spec=CaptureSpec.from_json(fields.take("spec", dict)),
-                dataset=dataset.take("file", str),
+                dataset=dataset.take("name", str),
                 dataset_digest=dataset.take("digest", str),
                 tokenizer_digest=fields.take("tokenizer_digest", str),
                 template_digest=fields.take("template_digest", str),
-                max_tokens=fields.take("max_tokens", int),
+                rules=PromptRules.from_json(fields.take("rules", dict)),
             ),
             counts=PlanCounts.from_json(fields.take("counts", dict)),
             left_out=tuple(map(LeftOut.from_json, fields.take("left_out", list))),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from statetap_contract import CaptureSpec, ModelFolder, UsageError
+from statetap_contract import CaptureSpec, ModelFolder, ServerCapture, UsageError
 
 from statetap_producer.handshake import ask_server
 
@@ -21,8 +21,19 @@ class SpecWish:
     norm: str | None = None
 
 
-def settle_spec(wish: SpecWish, model: ModelFolder) -> tuple[CaptureSpec, int]:
-    """The capture spec, and the context length that prompts must stay below.
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What is captured, and what is known of where."""
+
+    spec: CaptureSpec
+    #: Prompts must stay below it.
+    context_length: int
+    #: What the server said of itself, None where none was asked.
+    capture: ServerCapture | None
+
+
+def settle_spec(wish: SpecWish, model: ModelFolder) -> Settlement:
+    """Agrees on the capture spec.
 
     Raises:
         UsageError: kind ``model-differs``, ``layers-differ``, ``dtype-differs`` or
@@ -30,7 +41,8 @@ def settle_spec(wish: SpecWish, model: ModelFolder) -> tuple[CaptureSpec, int]:
         StatetapError: what ``ask_server`` and ``ModelFolder.spec`` raise.
     """
     if wish.server is None:
-        return model.spec(wish.layers, wish.dtype, wish.norm or "post"), model.context_length
+        spec = model.spec(wish.layers, wish.dtype, wish.norm or "post")
+        return Settlement(spec, model.context_length, None)
     capture = ask_server(wish.server)
     spec = capture.spec
     if spec.revision != model.revision:
@@ -57,7 +69,7 @@ def settle_spec(wish: SpecWish, model: ModelFolder) -> tuple[CaptureSpec, int]:
             f"the server at {wish.server} takes the last state with norm {spec.norm}, not "
             f"{wish.norm}; leave --norm out or restart the server with it",
         )
-    return spec, min(model.context_length, capture.context_length)
+    return Settlement(spec, min(model.context_length, capture.context_length), capture)
 
 
 def _commas(layers: tuple[int, ...]) -> str:

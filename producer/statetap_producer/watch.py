@@ -2,16 +2,21 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from statetap_contract import queue_name
-
-from statetap_producer.broker import Broker, QueueCounts
+from statetap_producer.announcements import AnnouncedWorker
+from statetap_producer.broker import Broker
+from statetap_producer.pace import Pace, PaceMeter
+from statetap_producer.run_folder import RunFolder
 from statetap_producer.run_state import RunNumbers, RunState
 
 #: Seconds between two looks.
 _INTERVAL_S: Final = 1.0
+
+#: Reading all messages of the queue takes at most this part of the time; in between, what was read
+#: last counts, less what was settled since.
+_QUEUE_PART: Final = 0.05
 
 #: Seconds without a message and without a new sample after which a run counts as stalled. A
 #: message that a worker is taking is in neither place for a moment, so one look proves nothing.
@@ -23,8 +28,9 @@ class Sighting:
     """A run at one moment."""
 
     numbers: RunNumbers
-    #: None where no Redis was given.
-    queue: QueueCounts | None
+    pace: Pace
+    #: Workers that have announced samples, wherever these lie.
+    announced: tuple[AnnouncedWorker, ...] = ()
     #: Prompts are pending that nobody will work on.
     is_stalled: bool = False
 
@@ -33,11 +39,40 @@ class Sighting:
         return self.is_stalled or not self.numbers.pending
 
 
-def look(state: RunState, broker: Broker | None) -> Sighting:
-    """One look. The queue comes first, so that a sample stored in between is not missed."""
-    queue = broker.counts(queue_name(state.spec.digest)) if broker else None
-    state.refresh()
-    return Sighting(state.numbers(), queue)
+class Lookout:
+    """Looks at a run, again and again.
+
+    Raises:
+        StatetapError: what ``RunState`` raises; also by each look.
+    """
+
+    def __init__(
+        self, run: RunFolder, broker: Broker | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._meter = PaceMeter(run)
+        begun_s = clock()
+        self._state = RunState(run, broker)
+        self._is_fresh = True
+        self._queue_due_s = self._next_due(begun_s)
+
+    def look(self) -> Sighting:
+        """One look. The queue comes first, so that a sample stored in between is not missed."""
+        begun_s = self._clock()
+        if not self._is_fresh and begun_s >= self._queue_due_s:
+            self._state.look_at_queue()
+            self._queue_due_s = self._next_due(begun_s)
+        if not self._is_fresh:
+            self._state.refresh()
+        self._is_fresh = False
+        numbers = self._state.numbers()
+        announcements = self._state.settled.announcements
+        announced = tuple(announcements.workers) if announcements else ()
+        return Sighting(numbers, self._meter(self._state, numbers), announced)
+
+    def _next_due(self, begun_s: float) -> float:
+        now_s = self._clock()
+        return now_s + (now_s - begun_s) * (1 / _QUEUE_PART - 1)
 
 
 def watch(
@@ -54,12 +89,13 @@ def watch(
     alive_at = clock()
     while True:
         sighting = look_again()
-        numbers, queue = sighting.numbers, sighting.queue
-        if queue is None or queue != QueueCounts(0, 0) or numbers.stored + numbers.dead != settled:
+        numbers = sighting.numbers
+        is_idle = numbers.missing is not None and numbers.missing == numbers.pending
+        if not is_idle or numbers.stored + numbers.dead != settled:
             alive_at = clock()
         settled = numbers.stored + numbers.dead
         is_stalled = numbers.pending > 0 and clock() - alive_at >= STALLED_AFTER_S
-        sighting = Sighting(numbers, queue, is_stalled)
+        sighting = replace(sighting, is_stalled=is_stalled)
         yield sighting
         if sighting.is_over:
             return

@@ -134,6 +134,11 @@ def clear_copy(fd: int, slot: int) -> None:
     write_at(fd, bytes(PAGE_BYTES), slot_offset(slot))
 
 
+def is_seal_begun(fd: int) -> bool:
+    """Whether sealing has filled its slot, or part of it: the header is to be read again."""
+    return any(read_range(fd, ByteRange(slot_offset(SEALED_SLOT), _PREFIX.size)))
+
+
 def slot_offset(slot: int) -> int:
     """Where a slot starts in the file."""
     return BACKUP_OFFSET + slot * SLOT_BYTES

@@ -10,19 +10,36 @@ from typing import Final
 import numpy as np
 from statetap_contract import CaptureSpec, CheckError, MissingError
 
-from statetap_store.file_bytes import read_range
-from statetap_store.header_copies import SEALED_SLOT, slot_offset
+from statetap_store.header_copies import is_seal_begun
 from statetap_store.index_row import ROW_DTYPE, IndexRow, Rows, keys_of
-from statetap_store.layout import ByteRange, ShardLayout, token_bytes
+from statetap_store.layout import ShardLayout, token_bytes
 from statetap_store.payload import is_payload_intact
 from statetap_store.shard_file import ShardFile, unreadable
 from statetap_store.shard_index import find_row, load_index
 from statetap_store.shard_lock import is_locked
 from statetap_store.shard_names import shard_paths
 
+#: How long ago a sample may have been written for ``ShardTally`` to count it as recent.
+RECENT_S: Final = 30.0
+
 #: A folder that did not change for so long before it was listed, and has the same time of change
 #: still, holds the same names. File systems' clocks tick slower than this.
 _SETTLED_NS: Final = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTally:
+    """What the index of one shard says of its samples, also of those that another one holds too."""
+
+    #: Host name of the server that computed them.
+    host: str
+    num_samples: int
+    num_tokens: int
+    #: Tokens of those written in the last ``RECENT_S`` seconds.
+    num_recent_tokens: int
+    #: When the first and the last of them were written, nanoseconds since 1970; 0 without any.
+    first_ns: int
+    last_ns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +51,14 @@ class _Progress:
     spec: CaptureSpec
     layout: ShardLayout
     is_sealed: bool
+    host: str
+    #: Samples among the durable rows, their tokens, and when the first and the last were written.
+    num_samples: int = 0
+    num_tokens: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+    #: Those of them that were written shortly before the shard was read last.
+    recent: Rows = field(default_factory=lambda: np.empty(0, ROW_DTYPE))
     #: Rows before this one are durable: no writer changes them, and they are not read again.
     num_durable: int = 0
     #: Samples after them, which recovery may yet void.
@@ -48,6 +73,32 @@ class _Progress:
         """Whether nothing can change any more."""
         return self.is_sealed and not len(self.late)
 
+    def count(self, samples: Rows) -> None:
+        """Counts samples that became durable."""
+        since_ns = time.time_ns() - int(RECENT_S * 1e9)
+        self.recent = np.concatenate([_since(self.recent, since_ns), _since(samples, since_ns)])
+        if len(samples):
+            # Not the first and the last row: a merged shard has the times of those it came from.
+            first_ns = int(samples["time_ns"].min())
+            self.first_ns = min(self.first_ns or first_ns, first_ns)
+            self.last_ns = max(self.last_ns, int(samples["time_ns"].max()))
+            self.num_samples += len(samples)
+            self.num_tokens += int(samples["num_tokens"].sum())
+
+    def tally(self, since_ns: int) -> ShardTally:
+        """Durable and late samples together."""
+        times = [self.first_ns, self.last_ns, *self.late["time_ns"].tolist()]
+        written = [time_ns for time_ns in times if time_ns]
+        recent = [_since(rows, since_ns) for rows in (self.recent, self.late)]
+        return ShardTally(
+            host=self.host,
+            num_samples=self.num_samples + len(self.late),
+            num_tokens=self.num_tokens + int(self.late["num_tokens"].sum()),
+            num_recent_tokens=sum(int(rows["num_tokens"].sum()) for rows in recent),
+            first_ns=min(written, default=0),
+            last_ns=max(written, default=0),
+        )
+
 
 class RunScanner:
     """The samples of a growing folder; ``refresh`` reads only the index rows that are new.
@@ -56,7 +107,7 @@ class RunScanner:
     Samples at the end of a shard count as soon as they are written, before they are committed. At
     the end of one that no writer has open they count if their payload is proven.
 
-    Only keys are kept in memory, no rows and no payloads.
+    Only keys are kept in memory, and the rows of the last half minute; no payloads.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -109,6 +160,11 @@ class RunScanner:
     def specs(self) -> dict[Path, CaptureSpec]:
         """The capture spec of each shard that can be read."""
         return {path: shard.spec for path, shard in self._shards.items()}
+
+    def tallies(self) -> dict[Path, ShardTally]:
+        """What each shard that can be read says of its samples, by the clocks of their writers."""
+        since_ns = time.time_ns() - int(RECENT_S * 1e9)
+        return {path: shard.tally(since_ns) for path, shard in self._shards.items()}
 
     def has_durable(self, key: str) -> bool:
         """Whether the sample is there and beyond the reach of any crash.
@@ -185,7 +241,7 @@ class RunScanner:
         shard = self._shards.get(path) or _first_look(path, self._listed[path])
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if not shard.is_sealed and _is_seal_begun(fd):
+            if not shard.is_sealed and is_seal_begun(fd):
                 shard.is_sealed = _first_look(path, shard.identity).is_sealed
             index = load_index(fd, shard.layout, shard.num_durable, is_sealed=shard.is_sealed)
             shard.num_durable = max(shard.num_durable, index.num_durable)
@@ -196,6 +252,7 @@ class RunScanner:
         finally:
             os.close(fd)
         self._shards[path] = shard
+        shard.count(index.samples[:num_settled])
         self._count_durable(path, shard, index.samples[:num_settled])
 
     def _count_durable(self, path: Path, shard: _Progress, samples: Rows) -> None:
@@ -232,11 +289,16 @@ class RunScanner:
 
 def _first_look(path: Path, identity: tuple[int, int]) -> _Progress:
     with ShardFile.open_whole(path) as shard:
-        return _Progress(identity, shard.header.spec, shard.header.layout, shard.header.is_sealed)
+        header = shard.header
+        return _Progress(
+            identity, header.spec, header.layout, header.is_sealed, header.provenance.host
+        )
 
 
-def _is_seal_begun(fd: int) -> bool:
-    return any(read_range(fd, ByteRange(slot_offset(SEALED_SLOT), 8)))
+def _since(samples: Rows, since_ns: int) -> Rows:
+    """Copies of the rows that were written at that time or later."""
+    late: Rows = samples[samples["time_ns"] >= since_ns]
+    return late
 
 
 def _proven(fd: int, shard: _Progress, late: Rows) -> Rows:

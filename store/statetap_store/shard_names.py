@@ -27,6 +27,12 @@ def shard_sequence(name: str, writer_name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def writer_of(name: str) -> str:
+    """The writer that gave a shard its name; for any other name, the name without its suffix."""
+    match = re.fullmatch(rf"({_WRITER_FORM.pattern})-\d{{5}}{re.escape(SUFFIX)}", name)
+    return match[1] if match else name.removesuffix(SUFFIX)
+
+
 def shard_paths(folder: Path) -> list[Path]:
     """The shards of a folder by name; none if there is no such folder.
 

@@ -131,6 +131,8 @@ class StandInServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # Headers and body are two writes; the second would wait for the first one's receipt.
+            disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
                 self._answer(200, server.server_info())

@@ -14,6 +14,7 @@ from statetap_contract import (
 from statetap_store import Provenance, ShardSet
 from statetap_store.file_bytes import make_folders
 
+from statetap_worker.announcer import Announcer
 from statetap_worker.ledger import bury
 from statetap_worker.pipeline import Outcome, Pipeline
 from statetap_worker.server import MENDED_BY_TIME, Server
@@ -38,6 +39,11 @@ class WorkerProcess:
         self._has_shaken_hands = False
         self._shards: dict[str, ShardSet] = {}
         self._pipeline = Pipeline(self._server, capture.spec, settings.dumps, self._shards_of)
+        #: In one process of the worker: it announces what all of them store.
+        self._announcer: Announcer | None = None
+        if slot == 0:
+            self._announcer = Announcer(settings)
+            self._announcer.start()
 
     def extract(self, job: Job) -> Outcome:
         """See ``Pipeline.extract``. Shakes hands before the first job, and after every outage."""
@@ -60,11 +66,13 @@ class WorkerProcess:
         bury(self._settings, self._slot_name, run, key, error, attempts)
 
     def close(self) -> None:
-        """Closes shards and connection; what was committed is durable without it."""
+        """Closes shards and connections; what was committed is durable without it."""
         for shards in self._shards.values():
             shards.close()
         self._shards.clear()
         self._server.close()
+        if self._announcer is not None:
+            self._announcer.close()
 
     def _shake_hands(self) -> None:
         """Makes sure that the server still captures what the worker was started for.

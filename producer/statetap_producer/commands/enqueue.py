@@ -1,14 +1,21 @@
-"""Commands that fill the queue: enqueue."""
+"""The command ``enqueue``, and what others that fill the queue take from it."""
 # ruff: noqa: PLC0415 - see the package
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from statetap_contract import UsageError
 
-from statetap_producer.commands.options import RedisOption, RunOption
+from statetap_producer.commands.options import (
+    DEFAULT_WINDOW,
+    RedisOption,
+    RunOption,
+    WindowOption,
+)
 from statetap_producer.commands.plan import (
     DtypeOption,
     LayersOption,
@@ -16,15 +23,21 @@ from statetap_producer.commands.plan import (
     NormOption,
     ServerOption,
     make_and_show_plan,
+    wish,
 )
 from statetap_producer.counted import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from statetap_producer.feed import FeedProgress
 
 
 def fill_queue(  # noqa: PLR0913  one for each option
     run: RunOption,
     redis: RedisOption,
     dataset: Annotated[
-        Path | None, typer.Argument(metavar="DATASET", help="Plan this dataset first.")
+        str | None, typer.Argument(metavar="DATASET", help="Plan this dataset first.")
     ] = None,
     *,
     model: Annotated[
@@ -35,27 +48,58 @@ def fill_queue(  # noqa: PLR0913  one for each option
     dtype: DtypeOption = None,
     norm: NormOption = None,
     max_tokens: MaxTokensOption = None,
+    window: WindowOption = DEFAULT_WINDOW,
+    order: Annotated[
+        Literal["plan", "longest", "shortest"], typer.Option(help="Which prompts come first.")
+    ] = "plan",
 ) -> None:
-    """Queue every prompt that is neither stored nor dead."""
+    """Queue every prompt that is neither stored, dead nor queued."""
     from statetap_producer.enqueue import enqueue
-    from statetap_producer.progress import count_progress
+    from statetap_producer.make_plan import PlanRequest
     from statetap_producer.run_folder import RunFolder
 
+    folder = RunFolder(run)
     if dataset is not None:
         if model is None:
             raise UsageError("model-not-given", "to plan a dataset, give --model MODEL_DIR too")
-        make_and_show_plan(dataset, run, model, server, layers, dtype, norm, max_tokens)
-    folder = RunFolder(run)
+        make_and_show_plan(
+            PlanRequest(dataset, folder, model, wish(server, layers, dtype, norm), max_tokens)
+        )
     num_planned = folder.read_record().counts.num_planned
-    with count_progress("queueing", num_planned) as on_progress:
-        outcome = enqueue(folder, redis, on_progress)
+    with feeding("queueing", num_planned, f"statetap enqueue --run {run}") as on_progress:
+        outcome = enqueue(folder, redis, window=window, order=order, on_progress=on_progress)
     console = Console()
     console.print(
         f"[bold]{counted(outcome.num_enqueued, 'prompt')} queued[/], {outcome.num_stored:,} "
         f"already stored, {outcome.num_dead:,} dead"
     )
     if outcome.num_queued_before:
-        held = counted(outcome.num_queued_before, "message")
-        console.print(
-            f"The queue already held {held}; a prompt that is queued twice is stored once."
+        console.print(f"{counted(outcome.num_queued_before, 'prompt')} left out: already queued")
+
+
+@contextmanager
+def feeding(
+    label: str, total: int | None, command: str
+) -> "Iterator[Callable[[FeedProgress], None]]":
+    """Shows how the queue is filled; stopped in the middle, says that ``command`` goes on."""
+    from statetap_producer.feed_view import feed_progress
+    from statetap_producer.termination import exit_on_sigterm
+
+    num_enqueued = 0
+
+    def note(now: "FeedProgress") -> None:
+        nonlocal num_enqueued
+        num_enqueued = now.num_enqueued
+        show(now)
+
+    try:
+        with exit_on_sigterm(), feed_progress(label, total) as show:
+            yield note
+    except (KeyboardInterrupt, SystemExit) as stop:
+        typer.echo(
+            f"statetap: stopped with {counted(num_enqueued, 'prompt')} queued; to go on, run: "
+            f"{command}",
+            err=True,
         )
+        # As shells have it: 128 and the number of the signal.
+        raise typer.Exit(143 if isinstance(stop, SystemExit) else 130) from None

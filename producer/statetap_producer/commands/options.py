@@ -1,7 +1,7 @@
 """Options that several commands have."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,6 +15,12 @@ _REDIS = typer.Option(
 )
 RedisOption = Annotated[str, _REDIS]
 OptionalRedisOption = Annotated[str | None, _REDIS]
+#: Messages that may wait in the queue where nobody says otherwise.
+DEFAULT_WINDOW: Final = 10_000
+WindowOption = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, help="Messages that may wait in the queue; 0 for any number."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document, nothing else.")]
 ShardPaths = Annotated[
     list[Path],

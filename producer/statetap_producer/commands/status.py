@@ -1,7 +1,6 @@
 """The command ``status``."""
 # ruff: noqa: PLC0415 - see the package
 
-import dataclasses
 from typing import Annotated
 
 import typer
@@ -19,37 +18,26 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run to its end.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how many prompts are stored, dead and pending."""
+    """Show where prompts are, how fast they move, and who stores them."""
     from statetap_producer.broker import Broker
     from statetap_producer.run_folder import RunFolder
-    from statetap_producer.run_state import RunState
-    from statetap_producer.status_view import show_watch, status_table
-    from statetap_producer.watch import look
+    from statetap_producer.status_view import show_watch, status_json, status_view
+    from statetap_producer.watch import Lookout
     from statetap_producer.watch import watch as follow
 
-    broker = Broker(redis) if redis else None
-    state = RunState(RunFolder(run))
-    if not watch:
-        sighting = look(state, broker)
-    elif as_json:
-        *_, sighting = follow(lambda: look(state, broker))
-    else:
-        sighting = show_watch(follow(lambda: look(state, broker)))
-    numbers, queue = sighting.numbers, sighting.queue
+    lookout = Lookout(RunFolder(run), Broker(redis) if redis else None)
+    sighting = show_watch(follow(lookout.look)) if watch else lookout.look()
+    numbers = sighting.numbers
     if as_json:
-        counts = {
-            "queued": queue.num_queued if queue else None,
-            "unacked": queue.num_unacked if queue else None,
-        }
-        print_json(dataclasses.asdict(numbers) | counts)
+        print_json(status_json(sighting))
     else:
-        Console().print(status_table(sighting))
+        Console().print(status_view(sighting), highlight=False)
     for sentence in numbers.unreadable_shards:
         typer.echo(f"statetap: {sentence}", err=True)
     if sighting.is_stalled:
         raise CheckError(
             "run-stalled",
-            f"{numbers.pending:,} prompts are neither stored nor queued; run: statetap enqueue "
+            f"{numbers.pending:,} prompts are neither stored nor queued; run: statetap reconcile "
             f"--run {run}",
         )
     if watch and numbers.dead:

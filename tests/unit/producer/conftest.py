@@ -155,7 +155,7 @@ def run(dataset: Path, model: Path, tmp_path: Path) -> RunFolder:
     """A planned run of two prompts, in float32."""
     folder = RunFolder(tmp_path / "demo")
     wish = SpecWish(dtype="float32")
-    make_plan(PlanRequest(dataset, folder, model, wish), lambda _: None)
+    make_plan(PlanRequest(dataset, folder, model, wish), lambda *_: None)
     return folder
 
 

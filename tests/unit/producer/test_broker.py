@@ -1,31 +1,33 @@
 """The producer's view of Redis, against a real one."""
 
-from typing import Any
-
 import pytest
-from kombu.connection import Connection
 from statetap_contract import StatetapError
 from statetap_local.services import LocalRedis
-from statetap_producer.broker import Broker, QueueCounts
+from statetap_producer.broker import Broker
 
 
-def test_messages_are_counted_where_they_are(redis_server: LocalRedis) -> None:
-    """A message that was taken is no longer queued; other queues do not count."""
-    connection: Any = Connection(redis_server.url)  # type: ignore[no-untyped-call]
-    with connection, connection.channel() as channel:
-        for queue in ("mine", "mine", "mine", "other", "other"):
-            connection.SimpleQueue(queue, channel=channel).put("x")
-        for queue in ("mine", "other"):
-            channel.basic_get(queue)
-        assert Broker(redis_server.url).counts("mine") == QueueCounts(2, 1)
-    assert Broker(redis_server.url).counts("nobody's") == QueueCounts(0, 0)
+def test_messages_arrive_all_or_none(redis_server: LocalRedis) -> None:
+    """In order, counted; a Redis without memory takes none of them."""
+    with Broker(redis_server.url) as broker, redis_server.client() as client:
+        broker.push("mine", [b"1", b"2", b"3"])
+        assert client.lrange("mine", 0, -1) == [b"3", b"2", b"1"]
+        assert (broker.num_waiting("mine"), broker.num_waiting("other")) == (3, 0)
+        client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(StatetapError, match="no memory left") as caught:
+                broker.push("mine", [b"4", b"5"])
+        finally:
+            client.config_set("maxmemory", 0)
+        assert (caught.value.kind, caught.value.exit_code) == ("redis-full", 3)
+        assert broker.num_waiting("mine") == 3
 
 
-def test_an_unreadable_message_in_flight_is_not_ours(redis_server: LocalRedis) -> None:
-    """What another program put into Celery's hash is left alone."""
-    with redis_server.client() as client:
-        client.hset("unacked", mapping={"a": "no json", "b": '["x", "y", 1]', "c": "[]"})
-    assert Broker(redis_server.url).counts("mine") == QueueCounts(0, 0)
+def test_memory_is_what_redis_says(redis_server: LocalRedis) -> None:
+    """It grows with what is pushed."""
+    with Broker(redis_server.url) as broker:
+        before = broker.memory_bytes()
+        broker.push("mine", [bytes(1_000_000)])
+        assert 1_000_000 <= broker.memory_bytes() - before < 10_000_000
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_a_redis_that_goes_away_is_named(redis_server: LocalRedis) -> None:
         client.client_kill_filter(_type="normal", skipme=True)
         try:
             with pytest.raises(StatetapError) as caught:
-                broker.counts("mine")
+                broker.num_waiting("mine")
         finally:
             client.config_set("requirepass", redis_server.password)
     assert caught.value.kind in ("redis-unreachable", "redis-password")

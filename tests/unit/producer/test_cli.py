@@ -5,18 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from redis import Redis
 from statetap_contract import queue_name
 from statetap_local.services import LocalRedis
 from statetap_producer import cli
+from statetap_producer.broker import Broker, redis_error
 from statetap_producer.run_folder import RunFolder
 from statetap_store import ShardWriter
 
 from .conftest import Invoke, ModelMaker, give_up, prompts_of, store
 
 COMMANDS = (
-    *("plan", "enqueue", "status", "verify", "inspect", "repair", "merge", "seal"),
-    *("crosscheck", "diagnose"),
+    *("plan", "enqueue", "reconcile", "rerun", "status"),
+    *("verify", "inspect", "repair", "merge", "seal"),
+    *("crosscheck", "diagnose", "generate"),
 )
 
 
@@ -32,7 +35,8 @@ def test_help_lists_every_command(statetap: Invoke) -> None:
 def test_help_explains_every_option(statetap: Invoke, command: str) -> None:
     """No option of any command stands without words."""
     result = statetap(command, "--help")
-    lines = [line.strip("│* ").split("  ") for line in result.stdout.splitlines() if "--" in line]
+    options = [line for line in result.stdout.splitlines() if line.startswith("│") and "--" in line]
+    lines = [line.strip("│* ").split("  ") for line in options]
     assert result.exit_code == 0
     assert lines
     assert all(len([part for part in line if part.strip()]) == 3 for line in lines), lines
@@ -51,12 +55,13 @@ def test_plan_shows_the_numbers(
     for words in (
         "run demo",
         "tiny, layers 1,3,5, float16",
-        "conversations read 4",
+        "rows read 4",
         "prompts planned 2",
         "duplicates 1",
         "row-not-json 1, first chats.jsonl:4: the row is not JSON",
-        "room needed",
-        "room free",
+        "shards",
+        "shared memory up to",
+        "time unknown",
     ):
         assert words in shown
     again = statetap(*arguments, "--layers", "5,3,1", "--dtype", "float16")
@@ -95,8 +100,10 @@ def test_each_mistake_of_planning_is_a_sentence(
     empty.touch()
     check_error(statetap("plan", tmp_path / "no.jsonl", *run), 3, "cannot read", "no.jsonl")
     check_error(statetap("plan", empty, *run), 2, "is empty")
-    check_error(statetap("plan", model / "tokenizer_config.json", *run), 2, "is JSON")
-    check_error(statetap("plan", model / "config.json", *run), 2, "in line 1: the row has none of")
+    check_error(statetap("plan", model / "chat_template.jinja", *run), 2, "is JSON")
+    check_error(
+        statetap("plan", model / "config.json", *run), 2, "config.json:1: the row has none of"
+    )
     check_error(statetap("plan", dataset, *run, "--layers", "a,b"), 2, "'a,b'", "2,15,27")
     check_error(statetap("plan", dataset, *run, "--layers", "1,99"), 2, "[1, 99]")
     check_error(statetap("plan", dataset, *run, "--dtype", "int8"), 2, "'int8'")
@@ -154,13 +161,15 @@ def test_a_run_that_is_not_planned_is_named(
 def test_enqueue_queues_and_says_how_many(
     statetap: Invoke, run: RunFolder, redis_server: LocalRedis
 ) -> None:
-    """Counts go to the screen; a queue that was not empty is told."""
+    """Counts go to the screen; what was queued already is told."""
     store(run, prompts_of(run)[0])
     result = statetap("enqueue", "--run", run.path, "--redis", redis_server.url)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == "1 prompt queued, 1 already stored, 0 dead\n"
     again = statetap("enqueue", "--run", run.path, "--redis", redis_server.url)
-    assert "already held 1 message;" in again.stdout
+    assert again.stdout == (
+        "0 prompts queued, 1 already stored, 0 dead\n1 prompt left out: already queued\n"
+    )
 
 
 def test_enqueue_plans_first(
@@ -172,6 +181,76 @@ def test_enqueue_plans_first(
     result = statetap("enqueue", *arguments, "--model", model)
     assert result.exit_code == 0
     assert result.stdout.endswith("2 prompts queued, 0 already stored, 0 dead\n")
+
+
+def test_reconcile_says_what_it_found(
+    statetap: Invoke, run: RunFolder, redis_server: LocalRedis
+) -> None:
+    """Every count has its line, and what is enqueued is in the queue."""
+    first, _ = prompts_of(run)
+    store(run, first)
+    result = statetap("reconcile", "--run", run.path, "--redis", redis_server.url)
+    assert (result.exit_code, result.stderr) == (0, "")
+    shown = " ".join(result.stdout.split())
+    assert shown == (
+        "run demo planned 2 stored 1 dead 0 queued 0 in flight 0 missing 1 enqueued now 1"
+    )
+    again = statetap("reconcile", "--run", run.path, "--redis", redis_server.url)
+    assert "queued 1 in flight 0 missing 0 enqueued now 0" in " ".join(again.stdout.split())
+
+
+@pytest.mark.parametrize(("is_dead", "code"), [(False, 0), (True, 1)])
+def test_reconcile_goes_on_until_nothing_is_pending(
+    statetap: Invoke,
+    run: RunFolder,
+    redis_server: LocalRedis,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_dead: bool,
+    code: int,
+) -> None:
+    """A line a round; a Redis that is gone for one of them does not end it."""
+    first, second = prompts_of(run)
+    real = Broker.num_waiting
+    rounds: list[float] = []
+
+    def gone(broker: Broker, queue: str) -> int:
+        if not rounds:
+            raise redis_error(broker.address, redis.ConnectionError("refused"))
+        return real(broker, queue)
+
+    def settle(seconds: float) -> None:
+        rounds.append(seconds)
+        if len(rounds) == 2:
+            store(run, first)
+            give_up(run, second.key) if is_dead else store(run, second, worker="w1")
+
+    monkeypatch.setattr(Broker, "num_waiting", gone)
+    monkeypatch.setattr("statetap_producer.commands.reconcile.time.sleep", settle)
+    result = statetap("reconcile", "--run", run.path, "--redis", redis_server.url, "--every", "30")
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, result.stderr, len(lines), rounds) == (code, "", 3, [30, 30])
+    assert "cannot be used (refused)" in lines[0]
+    assert lines[0].endswith("; trying again in 30 s")
+    assert lines[1].endswith("0 of 2 stored, 0 dead, 0 queued, 0 in flight, 2 enqueued")
+    assert f"{2 - code} of 2 stored, {code} dead" in lines[2]
+
+
+def test_rerun_gives_dead_letters_another_chance(
+    statetap: Invoke, run: RunFolder, redis_server: LocalRedis
+) -> None:
+    """All, or those chosen; it says how many and for what they had died."""
+    first, second = prompts_of(run)
+    give_up(run, first.key)
+    give_up(run, second.key, "worker-lost")
+    arguments = ("rerun", "--run", run.path, "--redis", redis_server.url)
+    check_error(statetap(*arguments, "--reason", "luck"), 2, "mismatch, worker-lost")
+    check_error(statetap(*arguments, "--sample", "ab" * 16), 2, first.key)
+    chosen = statetap(*arguments, "--reason", "worker-lost")
+    assert chosen.stdout == "1 dead letter pending again, 1 queued, 1 dead\n  worker-lost 1\n"
+    others = statetap(*arguments, "--sample", first.key)
+    assert others.stdout == "1 dead letter pending again, 1 queued, 0 dead\n  mismatch 1\n"
+    assert statetap(*arguments).stdout == "0 dead letters pending again, 0 queued, 0 dead\n"
 
 
 def test_no_output_holds_the_password(
@@ -199,20 +278,30 @@ def test_status_is_one_json_document(
     result = statetap("status", "--run", run.path, "--redis", redis_server.url, "--json")
     tokens = first.prompt.num_tokens
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == {
+    document = json.loads(result.stdout)
+    counts = {
         "run": "demo",
         "planned": 2,
         "stored": 1,
         "dead": 0,
         "pending": 1,
+        "queued": 1,
+        "in_flight": 0,
+        "missing": 0,
         "planned_tokens": tokens + second.prompt.num_tokens,
         "stored_tokens": tokens,
         "stored_bytes": tokens * (4 * 64 * 4 + 5),
         "dead_by_kind": {},
+        "dead_by_server": {},
+        "silent_workers": [],
         "unreadable_shards": [],
-        "queued": 1,
-        "unacked": 0,
+        "announced": [],
+        "is_stalled": False,
     }
+    assert {name: document[name] for name in counts} == counts
+    assert [(writer["name"], writer["num_samples"]) for writer in document["writers"]] == [
+        ("w0", 1)
+    ]
 
 
 def test_status_shows_the_same_to_people(statetap: Invoke, run: RunFolder) -> None:
@@ -262,7 +351,7 @@ def test_watch_tells_a_stalled_run(
     assert result.exit_code == 1
     assert json.loads(result.stdout)["pending"] == 2
     assert result.stderr == (
-        "statetap: 2 prompts are neither stored nor queued; run: statetap enqueue "
+        "statetap: 2 prompts are neither stored nor queued; run: statetap reconcile "
         f"--run {run.path}\n"
     )
 
@@ -374,7 +463,7 @@ def test_an_interrupt_exits_quietly(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("statetap_producer.run_state.RunState.refresh", interrupt)
+    monkeypatch.setattr("statetap_producer.run_state.RunState.numbers", interrupt)
     result = statetap("status", "--run", run.path)
     assert (result.exit_code, result.output) == (130, "")
 

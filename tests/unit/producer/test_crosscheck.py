@@ -55,7 +55,7 @@ def run(llama: Path, dataset: Path, tmp_path: Path) -> RunFolder:  # a run of th
 def plan(llama: Path, dataset: Path, path: Path, dtype: str, norm: str | None = None) -> RunFolder:
     folder = RunFolder(path)
     wish = SpecWish(layers=(2, 4, 5), dtype=dtype, norm=norm)
-    make_plan(PlanRequest(dataset, folder, llama, wish), lambda _: None)
+    make_plan(PlanRequest(dataset, folder, llama, wish), lambda *_: None)
     return folder
 
 
@@ -105,7 +105,7 @@ def store_states(
 def compare(
     path: Path, model: Path, *, samples: int = 8, seed: int = 0, bound: float | None = None
 ) -> CrosscheckOutcome:
-    return crosscheck(CrosscheckRequest(path, model, samples, seed, bound), lambda _: None)
+    return crosscheck(CrosscheckRequest(path, model, samples, seed, bound), lambda *_: None)
 
 
 def test_the_models_own_states_pass(run: RunFolder, llama: Path) -> None:

@@ -31,10 +31,11 @@ def plan(
     layers: tuple[int, ...] | None = None,
     dtype: str | None = None,
     norm: str | None = None,
-    max_tokens: int | None = None,
+    **options: Any,
 ) -> PlanOutcome:
     wish = SpecWish(server, layers, dtype, norm)
-    return make_plan(PlanRequest(dataset, RunFolder(run), model, wish, max_tokens), lambda _: None)
+    request = PlanRequest(dataset, RunFolder(run), model, wish, **options)
+    return make_plan(request, lambda *_: None)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -98,6 +99,9 @@ def test_a_plan_is_never_replaced(
         "another dataset": lambda: plan(longer, run, model),
         "another capture spec": lambda: plan(dataset, run, model, layers=(1, 2)),
         "another --max-tokens": lambda: plan(dataset, run, model, max_tokens=99),
+        "another --cut": lambda: plan(dataset, run, model, is_cut=True),
+        "another --allow-empty-mask": lambda: plan(dataset, run, model, allows_empty_mask=True),
+        "another --allow-full-mask": lambda: plan(dataset, run, model, allows_full_mask=True),
         "another chat template": lambda: plan(dataset, run, blocked),
     }
     for words, plan_otherwise in others.items():
@@ -117,27 +121,96 @@ def test_an_unfinished_plan_is_made_anew(dataset: Path, model: Path, tmp_path: P
     assert files_in(tmp_path / "demo") == before
 
 
+MIXED = [
+    row(("user", "Hello"), ("assistant", "Fine.")),
+    "not json",
+    row(("user", "Hello")),
+    "{",
+    row(("user", "Hello"), ("assistant", "word " * 300)),
+]
+
+
 def test_what_is_left_out_is_counted_and_named(model: Path, tmp_path: Path) -> None:
-    """Every reason has its count, its first line and its words; most frequent first."""
+    """Every reason has its count, its first line and its words; each row stands in a file."""
     dataset = tmp_path / "mixed.jsonl"
-    rows = [
-        row(("user", "Hello"), ("assistant", "Fine.")),
-        "not json",
-        row(("user", "Hello")),
-        "{",
-        row(("assistant", "Hello"), ("user", "Hello")),
-        row(("user", "Hello"), ("assistant", "word " * 300)),
-    ]
-    dataset.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(rows).encode())
+    dataset.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(MIXED).encode())
     record = plan(dataset, tmp_path / "demo", model).record
-    assert [(r.kind, r.num_rows, r.first_line) for r in record.left_out] == [
-        ("row-not-json", 2, 2),
-        ("no-assistant-tokens", 1, 3),
-        ("assistant-first", 1, 5),
-        ("too-long", 1, 6),
+    assert [(r.kind, r.num_rows, r.first_file, r.first_line) for r in record.left_out] == [
+        ("row-not-json", 2, "mixed.jsonl", 2),
+        ("no-loss-tokens", 1, "mixed.jsonl", 3),
+        ("too-long", 1, "mixed.jsonl", 5),
     ]
     counts = record.counts
-    assert counts.num_read == 6 == counts.num_planned + counts.num_duplicates + 5
+    assert counts.num_read == 5 == counts.num_planned + counts.num_duplicates + 4
+    lines = (tmp_path / "demo" / "left-out.jsonl").read_text().splitlines()
+    assert [(fault["line"], fault["kind"]) for fault in map(json.loads, lines)] == [
+        (2, "row-not-json"),
+        (3, "no-loss-tokens"),
+        (4, "row-not-json"),
+        (5, "too-long"),
+    ]
+
+
+def test_strict_stops_at_the_first(model: Path, tmp_path: Path) -> None:
+    """With --strict the first bad row is the error, by file and line, and no run is left."""
+    dataset = tmp_path / "mixed.jsonl"
+    dataset.write_text("\n".join(MIXED))
+    with pytest.raises(StatetapError, match=r"mixed\.jsonl:2: .*not JSON; mend") as caught:
+        plan(dataset, tmp_path / "runs" / "demo", model, is_strict=True)
+    assert (caught.value.kind, caught.value.exit_code) == ("row-refused", 1)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_long_prompts_are_cut_when_asked(model: Path, tmp_path: Path) -> None:
+    """The first tokens of the long one are planned and it is marked; the short one is whole."""
+    dataset = tmp_path / "mixed.jsonl"
+    dataset.write_text("\n".join(MIXED))
+    whole = plan(dataset, tmp_path / "whole", model).record
+    record = plan(dataset, tmp_path / "demo", model, is_cut=True, max_tokens=40).record
+    rows = pq.read_table(tmp_path / "demo" / "plan.parquet").to_pylist()
+    assert [(r["source_line"], r["is_cut"]) for r in rows] == [(1, False), (5, True)]
+    assert (rows[1]["num_tokens"], rows[1]["loss_spans"][-1]) == (40, 40)
+    assert (record.counts.num_cut, whole.counts.num_cut) == (1, 0)
+    assert record.inputs.rules.is_cut
+
+
+def test_masks_without_choice_are_taken_when_asked(model: Path, tmp_path: Path) -> None:
+    """A question alone has an empty mask, a text a full one; each is planned if allowed."""
+    dataset = tmp_path / "odd.jsonl"
+    dataset.write_text(row(("user", "Hello")) + '\n{"text": "Hello there."}\n')
+    for name, option, spans in (
+        ("empty", "allows_empty_mask", [[]]),
+        ("full", "allows_full_mask", [[0, "all"]]),
+    ):
+        options: dict[str, Any] = {option: True}
+        plan(dataset, tmp_path / name, model, **options)
+        rows = pq.read_table(tmp_path / name / "plan.parquet").to_pylist()
+        shown = [["all" if b == r["num_tokens"] else b for b in r["loss_spans"]] for r in rows]
+        assert shown == spans
+
+
+def test_the_histogram_counts_by_powers_of_two(model: Path, tmp_path: Path) -> None:
+    """Lengths of 1, 3, 4 and 7 tokens: one of 1, one of 2 to 3, two of 4 to 7."""
+    dataset = tmp_path / "ids.jsonl"
+    ids = [{"input_ids": [9] * num, "loss_mask": [1] * num} for num in (1, 3, 4, 7)]
+    dataset.write_text("\n".join(map(json.dumps, ids)))
+    counts = plan(dataset, tmp_path / "demo", model, allows_full_mask=True).record.counts
+    assert counts.histogram == (1, 1, 2)
+    assert (counts.num_tokens, counts.num_loss_tokens, counts.median_tokens) == (15, 15, 3)
+
+
+def test_all_cores_give_the_same_plan(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spread over processes, the files are the same, byte for byte, duplicates and faults too."""
+    dataset = tmp_path / "many.jsonl"
+    rows = [row(("user", f"{n % 900}?"), ("assistant", "word " * (n % 9))) for n in range(2000)]
+    dataset.write_text("\n".join([*rows, "broken"]))
+    alone = plan(dataset, tmp_path / "a" / "demo", model).record
+    monkeypatch.setattr("statetap_producer.make_plan._WORTH_PROCESSES", 1)
+    plan(dataset, tmp_path / "b" / "demo", model)
+    assert files_in(tmp_path / "a" / "demo") == files_in(tmp_path / "b" / "demo")
+    assert (alone.counts.num_planned, alone.counts.num_duplicates) == (900, 1100)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +218,11 @@ def test_what_is_left_out_is_counted_and_named(model: Path, tmp_path: Path) -> N
     [
         (b"", "dataset-empty", "is empty"),
         (b"\xef\xbb\xbf\r\n \n", "dataset-empty", "is empty"),
-        (b"PAR1\x00\xff\n\xfe", "dataset-not-json", "no line of"),
-        (b"[\n{\nx", "dataset-not-json", "no line of"),
+        (b"\x00\xff\n\xfe", "dataset-not-json", "no row of"),
         (
-            b'{"text": "x"}\n{"text": "y"}\nx',
-            "no-usable-conversation",
-            "holds 3 rows and no usable",
+            b'{"texts": "x"}\n{"texts": "y"}\nx',
+            "no-usable-row",
+            "holds 3 rows and none that can be planned",
         ),
     ],
 )
@@ -186,8 +258,9 @@ def test_a_disk_that_is_too_small_is_refused(
         plan(dataset, tmp_path / "demo", model)
     assert (caught.value.kind, caught.value.exit_code) == ("disk-too-small", 3)
     assert not (tmp_path / "demo").exists()
+    assert plan(dataset, tmp_path / "elsewhere", model, is_elsewhere=True).is_new
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(0, 0, needed))
-    assert plan(dataset, tmp_path / "demo", model).free_bytes == needed
+    assert plan(dataset, tmp_path / "demo", model).is_new
 
 
 def test_a_folder_that_cannot_be_made_is_named(dataset: Path, model: Path, tmp_path: Path) -> None:
@@ -215,7 +288,7 @@ def test_a_servers_spec_is_taken(
     spec = ModelFolder.read(model).spec((1, 3), "float16")
     info_server.show(dataclasses.replace(CAPTURE, spec=spec, context_length=100))
     inputs = plan(dataset, tmp_path / "demo", model, server=info_server.url).record.inputs
-    assert (inputs.spec, inputs.max_tokens) == (spec, 99)
+    assert (inputs.spec, inputs.rules.max_tokens) == (spec, 99)
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,19 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from statetap_contract import Prompt, StatetapError
-from statetap_producer.plan import Plan, PlannedPrompt, PlanWriter
+from statetap_producer.plan import Order, Plan, PlannedPrompt, PlanWriter, plan_batch
 
 
 def planned(number: int) -> PlannedPrompt:
     ids = array("i", range(number % 5 + 4))
     spans = ((0, 1), (2, len(ids))) if number % 2 else ((1, 3),)
-    return PlannedPrompt(f"{number:032x}", Prompt(ids, spans), number + 1, None)
+    return PlannedPrompt(f"{number:032x}", Prompt(ids, spans), "chats.jsonl", number + 1, None)
 
 
-def write(path: Path, rows: list[PlannedPrompt]) -> None:
+def write(path: Path, rows: list[PlannedPrompt], *, batch_rows: int = 256) -> None:
     with PlanWriter(path) as writer:
-        for row in rows:
-            writer.append(row)
+        for start in range(0, len(rows), batch_rows):
+            writer.append(plan_batch(rows[start : start + batch_rows]))
 
 
 @pytest.mark.parametrize("num_rows", [1, 1023, 1024, 1025, 2050])
@@ -33,7 +33,8 @@ def test_rows_come_back_in_order(tmp_path: Path, num_rows: int) -> None:
 
 def test_another_reader_finds_plain_columns(tmp_path: Path) -> None:
     """The file is ordinary Parquet: ids, flat spans, counts and the source of each prompt."""
-    row = PlannedPrompt("ab" * 16, Prompt(array("i", [5, 6, 7, 8]), ((0, 1), (2, 4))), 9, "x")
+    prompt = Prompt(array("i", [5, 6, 7, 8]), ((0, 1), (2, 4)))
+    row = PlannedPrompt("ab" * 16, prompt, "a/b.jsonl", 9, "x", is_cut=True)
     write(tmp_path / "plan.parquet", [row])
     assert pq.read_table(tmp_path / "plan.parquet").to_pylist() == [
         {
@@ -41,10 +42,54 @@ def test_another_reader_finds_plain_columns(tmp_path: Path) -> None:
             "token_ids": [5, 6, 7, 8],
             "loss_spans": [0, 1, 2, 4],
             "num_tokens": 4,
+            "is_cut": True,
+            "source_file": "a/b.jsonl",
             "source_line": 9,
             "source_id": "x",
         }
     ]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 7, 1024, 2050])
+def test_batches_leave_no_trace(tmp_path: Path, batch_rows: int) -> None:
+    """The file is the same, byte for byte, however its rows came."""
+    rows = [planned(number) for number in range(2050)]
+    write(tmp_path / "plan.parquet", rows)
+    write(tmp_path / "other.parquet", rows, batch_rows=batch_rows)
+    assert (tmp_path / "plan.parquet").read_bytes() == (tmp_path / "other.parquet").read_bytes()
+
+
+@pytest.mark.parametrize(("order", "sign"), [("longest", -1), ("shortest", 1)])
+def test_rows_come_by_length(tmp_path: Path, order: Order, sign: int) -> None:
+    """Sorted by tokens, the plan's order among equals, and nothing is left beside the plan."""
+    rows = [planned(number) for number in range(2050)]
+    write(tmp_path / "plan.parquet", rows)
+    by_length = sorted(rows, key=lambda row: sign * row.prompt.num_tokens)
+    assert list(Plan(tmp_path / "plan.parquet", 2050).rows(order)) == by_length
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.parquet"]
+
+
+@pytest.mark.parametrize(("most", "numbers"), [(1, [0]), (3, [0, 1024, 2049]), (9999, range(2050))])
+def test_a_sample_is_spread_over_the_plan(
+    tmp_path: Path, most: int, numbers: list[int] | range
+) -> None:
+    """First, last and what lies evenly between them; all of a plan that is smaller."""
+    write(tmp_path / "plan.parquet", [planned(number) for number in range(2050)])
+    sample = Plan(tmp_path / "plan.parquet", 2050).sample(most)
+    assert sample == [planned(number) for number in numbers]
+
+
+def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
+    """A wrong bit in the ids' page is an error, not another prompt."""
+    path = tmp_path / "plan.parquet"
+    write(path, [planned(number) for number in range(1000)])
+    column = pq.read_metadata(path).row_group(0).column(1)
+    data = bytearray(path.read_bytes())
+    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StatetapError) as caught:
+        list(Plan(path, 1000).rows())
+    assert caught.value.kind == "plan-damaged"
 
 
 def test_a_plan_that_is_gone_says_what_to_do(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_what_is_lost_is_pending_again(
     assert (numbers.planned, numbers.stored, numbers.dead, numbers.pending) == (2, 1, 0, 1)
     assert json.loads(statetap("status", "--run", run.path, "--json").stdout)["stored"] == 1
     assert statetap("verify", run.path).exit_code == 1
-    assert enqueue(run, redis_server.url, lambda _: None).num_enqueued == 1
+    assert enqueue(run, redis_server.url, window=0).num_enqueued == 1
     store(run, first)
     assert statetap("verify", run.path).exit_code == 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from statetap_contract import CaptureSpec
+from statetap_producer.prompt_rules import PromptRules
 from statetap_producer.run_record import LeftOut, PlanCounts, PlanInputs, RunRecord
 
 RECORD = RunRecord(
@@ -16,10 +17,10 @@ RECORD = RunRecord(
         dataset_digest="cd" * 16,
         tokenizer_digest="ef" * 16,
         template_digest="01" * 16,
-        max_tokens=255,
+        rules=PromptRules(255, is_cut=True),
     ),
-    counts=PlanCounts(10, 7, 1, 700, 300, 50, 100, 150),
-    left_out=(LeftOut("row-not-json", 2, 3, "the row is not JSON"),),
+    counts=PlanCounts(10, 7, 1, 2, 700, 300, 50, 100, 150, (0, 0, 0, 0, 0, 1, 5, 1)),
+    left_out=(LeftOut("row-not-json", 2, "chats.jsonl", 3, "the row is not JSON"),),
 )
 
 
@@ -38,11 +39,13 @@ def test_room_needed_counts_rows_ids_and_mask() -> None:
     [
         lambda record: record.pop("spec"),
         lambda record: record.update(extra=1),
-        lambda record: record.update(version=2),
-        lambda record: record.update(max_tokens="255"),
+        lambda record: record.update(version=1),
+        lambda record: record["rules"].update(max_tokens="255"),
         lambda record: record["dataset"].pop("digest"),
         lambda record: record["dataset"].update(extra=1),
+        lambda record: record["rules"].pop("is_cut"),
         lambda record: record["counts"].update(extra=1),
+        lambda record: record["counts"].update(histogram=["1"]),
         lambda record: record["left_out"].append(None),
         lambda record: record["left_out"][0].update(extra=1),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from statetap_contract import Prompt, StatetapError
-from statetap_producer.plan import PlanWriter
+from statetap_producer.plan import PlanWriter, plan_batch
 from statetap_producer.run_folder import RunFolder
 from statetap_producer.verify import Verdict, verify
 from statetap_store import seal
@@ -103,8 +103,7 @@ def test_a_plan_that_lies_about_a_prompt_is_found(run: RunFolder) -> None:
     first, second = prompts_of(run)
     store(run, first, second)
     with PlanWriter(run.plan_file) as plan:
-        plan.append(dataclasses.replace(first, prompt=second.prompt))
-        plan.append(second)
+        plan.append(plan_batch([dataclasses.replace(first, prompt=second.prompt), second]))
     verdict = check(run.path)
     assert [(f.kind, f.key) for f in verdict.faults] == [("plan-row-differs", first.key)]
 

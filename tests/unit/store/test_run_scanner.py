@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import h5py
 import pytest
 from statetap_contract import CaptureSpec
 from statetap_store import Provenance, RunScanner, SampleTable, ShardSet, ShardWriter, seal
+from statetap_store.run_scanner import ShardTally
 
 Sampler = Callable[..., tuple[str, Any, Any, Any]]
 
@@ -232,3 +234,55 @@ def test_finished_shards_cost_nothing(folder: Path, monkeypatch: pytest.MonkeyPa
     scanner.refresh()
     assert scanner.num_samples == 9
     assert scanner.has_durable(f"{1:032x}")
+
+
+def test_tallies_are_those_of_the_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shard's samples, tokens and times, as plain h5py reads them; sealed or growing."""
+    scanner = RunScanner(folder)
+    scanner.refresh()
+    tallies = scanner.tallies()
+    assert sorted(path.name for path in tallies) == ["a.h5", "b.h5", "c.h5"]
+    for path, tally in tallies.items():
+        with h5py.File(path) as shard:
+            rows = [row for row in shard["index"] if row["state"] == 1]
+        assert tally == ShardTally(
+            host="gpu-1",
+            num_samples=len(rows),
+            num_tokens=sum(int(row["num_tokens"]) for row in rows),
+            num_recent_tokens=tally.num_tokens,
+            first_ns=int(rows[0]["time_ns"]),
+            last_ns=int(rows[-1]["time_ns"]),
+        )
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + 60_000_000_000)
+    assert {tally.num_recent_tokens for tally in scanner.tallies().values()} == {0}
+
+
+def test_tallies_grow_with_the_shards(
+    tmp_path: Path, spec: CaptureSpec, provenance: Provenance, numbered_sample: Sampler
+) -> None:
+    """A sample counts once, as a late one and as a durable one; the first stays the first."""
+    scanner = RunScanner(tmp_path)
+    begun_ns: list[int] = []
+    with ShardSet(tmp_path, "w0", 4000, spec, provenance) as shards:
+        for number in range(30):
+            shards.append(*numbered_sample(number))
+            shards.commit()
+            scanner.refresh()
+            tallies = scanner.tallies().values()
+            assert sum(tally.num_samples for tally in tallies) == number + 1
+            assert sum(tally.num_tokens for tally in tallies) == scanner.num_tokens
+            assert sum(tally.num_recent_tokens for tally in tallies) == scanner.num_tokens
+            begun_ns.append(min(tally.first_ns for tally in tallies))
+    assert len(scanner.tallies()) > 1
+    assert len(set(begun_ns)) == 1
+
+
+def test_an_empty_shard_has_no_times(
+    tmp_path: Path, spec: CaptureSpec, provenance: Provenance
+) -> None:
+    """Made, and nothing appended yet."""
+    ShardWriter.create(tmp_path / "a.h5", spec, provenance, 10000).close()
+    scanner = RunScanner(tmp_path)
+    scanner.refresh()
+    assert list(scanner.tallies().values()) == [ShardTally("gpu-1", 0, 0, 0, 0, 0)]
