@@ -30,11 +30,11 @@ from rich.table import Table
 from statetap_contract import CaptureSpec, Job, Prompt, queue_name
 from statetap_local.made_runs import keyed, write_run
 from statetap_local.services import LocalRedis
-from statetap_producer.enqueue import enqueue
-from statetap_producer.envelope import Envelope
-from statetap_producer.feed import FeedProgress
-from statetap_producer.plan import Plan
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.queueing.enqueue import enqueue
+from statetap_producer.queueing.envelope import Envelope
+from statetap_producer.queueing.feed import FeedProgress
+from statetap_producer.run.plan import Plan
+from statetap_producer.run.run_folder import RunFolder
 
 SPEC = CaptureSpec("bench", "none", (1,), "post", 16, "bfloat16")
 QUEUE = queue_name(SPEC.digest)

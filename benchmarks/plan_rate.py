@@ -25,9 +25,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 from statetap_local.models import smollm2
-from statetap_producer.make_plan import PlanRequest, make_plan
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.settle_spec import SpecWish
+from statetap_producer.planning.make_plan import PlanRequest, make_plan
+from statetap_producer.planning.settle_spec import SpecWish
+from statetap_producer.run.run_folder import RunFolder
 from transformers import AutoTokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -22,11 +22,11 @@ from rich.table import Table
 from statetap_contract import CaptureSpec, Prompt
 from statetap_local.made_runs import write_run
 from statetap_local.services import LocalRedis
-from statetap_producer.broker import Broker
-from statetap_producer.plan import Plan
-from statetap_producer.queue_scan import queued_prompts
-from statetap_producer.reconcile import ReconcileOutcome, reconcile
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.queueing.broker import Broker
+from statetap_producer.queueing.queue_scan import queued_prompts
+from statetap_producer.queueing.reconcile import ReconcileOutcome, reconcile
+from statetap_producer.run.plan import Plan
+from statetap_producer.run.run_folder import RunFolder
 from statetap_store import Provenance, RunScanner, ShardWriter
 
 SPEC = CaptureSpec("bench", "none", (1,), "post", 4, "bfloat16")

@@ -12,11 +12,11 @@ from celery import Celery
 from statetap_contract import TASK_NAME, Job, Prompt, celery_settings, queue_name
 from statetap_local.service import Service
 from statetap_local.services import LocalRedis
-from statetap_producer.announcements import Announcements
-from statetap_producer.broker import Broker
-from statetap_producer.prompt_rules import PromptRules
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.run_record import PlanCounts, PlanInputs, RunRecord
+from statetap_producer.prompts.prompt_rules import PromptRules
+from statetap_producer.queueing.announcements import Announcements
+from statetap_producer.queueing.broker import Broker
+from statetap_producer.run.run_folder import RunFolder
+from statetap_producer.run.run_record import PlanCounts, PlanInputs, RunRecord
 from statetap_store import RunScanner
 
 from .stand_in_server import SPEC, StandInServer

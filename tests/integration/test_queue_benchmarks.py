@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from statetap_local.services import LocalRedis
-from statetap_producer.reconcile import reconcile
+from statetap_producer.queueing.reconcile import reconcile
 
 BenchmarkScript = Callable[[str], ModuleType]
 

@@ -17,9 +17,9 @@ from statetap_contract import TASK_NAME, Job, celery_settings, queue_name
 from statetap_local.made_runs import made_run
 from statetap_local.service import Service
 from statetap_local.services import LocalRedis, redis_program
-from statetap_producer.envelope import Envelope
-from statetap_producer.plan import Plan
-from statetap_producer.reconcile import ReconcileOutcome, reconcile
+from statetap_producer.queueing.envelope import Envelope
+from statetap_producer.queueing.reconcile import ReconcileOutcome, reconcile
+from statetap_producer.run.plan import Plan
 
 from .stand_in_server import SPEC, StandInServer
 

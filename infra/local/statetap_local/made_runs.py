@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from statetap_contract import CaptureSpec, Prompt, sample_key
-from statetap_producer.plan import PlannedPrompt, PlanWriter, plan_batch
-from statetap_producer.prompt_rules import PromptRules
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.run_record import PlanCounts, PlanInputs, RunRecord
+from statetap_producer.prompts.prompt_rules import PromptRules
+from statetap_producer.run.plan import PlannedPrompt, PlanWriter, plan_batch
+from statetap_producer.run.run_folder import RunFolder
+from statetap_producer.run.run_record import PlanCounts, PlanInputs, RunRecord
 
 MADE_SPEC: Final = CaptureSpec("made", "r", (1, 2), "post", 16, "float32")
 

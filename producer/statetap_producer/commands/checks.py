@@ -31,9 +31,9 @@ def compare(
         raise MissingError(
             "torch-missing", "crosscheck needs torch; install statetap-producer[crosscheck]"
         )
-    from statetap_producer.crosscheck import CrosscheckRequest, crosscheck
-    from statetap_producer.crosscheck_view import outcome_json, outcome_view
-    from statetap_producer.progress import count_progress
+    from statetap_producer.proving.crosscheck import CrosscheckRequest, crosscheck
+    from statetap_producer.proving.crosscheck_view import outcome_json, outcome_view
+    from statetap_producer.terminal.progress import count_progress
 
     with count_progress("comparing", samples) as on_progress:
         outcome = crosscheck(CrosscheckRequest(path, model, samples, seed, bound), on_progress)
@@ -53,9 +53,9 @@ def judge_log(
     as_json: JsonOption = False,
 ) -> None:
     """Show from a server's log which dumps a directory scan gets wrong."""
-    from statetap_producer.diagnose import diagnose_log
-    from statetap_producer.diagnose_view import findings_json, findings_view
-    from statetap_producer.progress import bytes_progress
+    from statetap_producer.diagnosing.diagnose import diagnose_log
+    from statetap_producer.diagnosing.diagnose_view import findings_json, findings_view
+    from statetap_producer.terminal.progress import bytes_progress
 
     num_bytes = log.stat().st_size if log.is_file() else 0
     with bytes_progress("reading", num_bytes) as on_progress:

@@ -25,12 +25,12 @@ from statetap_producer.commands.plan import (
     make_and_show_plan,
     wish,
 )
-from statetap_producer.counted import counted
+from statetap_producer.terminal.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from statetap_producer.feed import FeedProgress
+    from statetap_producer.queueing.feed import FeedProgress
 
 
 def fill_queue(  # noqa: PLR0913  one for each option
@@ -54,9 +54,9 @@ def fill_queue(  # noqa: PLR0913  one for each option
     ] = "plan",
 ) -> None:
     """Queue every prompt that is neither stored, dead nor queued."""
-    from statetap_producer.enqueue import enqueue
-    from statetap_producer.make_plan import PlanRequest
-    from statetap_producer.run_folder import RunFolder
+    from statetap_producer.planning.make_plan import PlanRequest
+    from statetap_producer.queueing.enqueue import enqueue
+    from statetap_producer.run.run_folder import RunFolder
 
     folder = RunFolder(run)
     if dataset is not None:
@@ -82,8 +82,8 @@ def feeding(
     label: str, total: int | None, command: str
 ) -> "Iterator[Callable[[FeedProgress], None]]":
     """Shows how the queue is filled; stopped in the middle, says that ``command`` goes on."""
-    from statetap_producer.feed_view import feed_progress
-    from statetap_producer.termination import exit_on_sigterm
+    from statetap_producer.queueing.feed_view import feed_progress
+    from statetap_producer.terminal.termination import exit_on_sigterm
 
     num_enqueued = 0
 

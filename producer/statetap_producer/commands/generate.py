@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 
 from statetap_producer.commands.plan import DatasetArgument
-from statetap_producer.counted import counted
+from statetap_producer.terminal.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from statetap_producer.generate import GenerateProgress
+    from statetap_producer.generating.generate import GenerateProgress
 
 
 def answer(  # noqa: PLR0913  one for each option
@@ -48,9 +48,9 @@ def answer(  # noqa: PLR0913  one for each option
     ] = False,
 ) -> None:
     """Have the target model answer conversations: what is missing, or all."""
-    from statetap_producer.chat_client import Sampling
-    from statetap_producer.generate import GenerateRequest, generate
-    from statetap_producer.generate_view import generate_summary
+    from statetap_producer.generating.chat_client import Sampling
+    from statetap_producer.generating.generate import GenerateRequest, generate
+    from statetap_producer.generating.generate_view import generate_summary
 
     request = GenerateRequest(
         dataset=dataset,
@@ -70,8 +70,8 @@ def answer(  # noqa: PLR0913  one for each option
 @contextmanager
 def _answering() -> "Iterator[Callable[[GenerateProgress], None]]":
     """Shows how far it is; stopped in the middle, says how to go on."""
-    from statetap_producer.generate_view import generate_progress
-    from statetap_producer.termination import exit_on_sigterm
+    from statetap_producer.generating.generate_view import generate_progress
+    from statetap_producer.terminal.termination import exit_on_sigterm
 
     num_rows = 0
 

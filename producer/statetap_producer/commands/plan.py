@@ -11,8 +11,8 @@ from statetap_producer.commands.options import JsonOption, ModelOption, RunOptio
 from statetap_producer.commands.output import print_json
 
 if TYPE_CHECKING:
-    from statetap_producer.make_plan import PlanRequest
-    from statetap_producer.settle_spec import SpecWish
+    from statetap_producer.planning.make_plan import PlanRequest
+    from statetap_producer.planning.settle_spec import SpecWish
 
 DatasetArgument = Annotated[
     str,
@@ -68,8 +68,8 @@ def plan(  # noqa: PLR0913  one for each option
     as_json: JsonOption = False,
 ) -> None:
     """Tokenise a dataset, write the plan of a run, say what it takes."""
-    from statetap_producer.make_plan import PlanRequest
-    from statetap_producer.run_folder import RunFolder
+    from statetap_producer.planning.make_plan import PlanRequest
+    from statetap_producer.run.run_folder import RunFolder
 
     request = PlanRequest(
         dataset=dataset,
@@ -88,11 +88,11 @@ def plan(  # noqa: PLR0913  one for each option
 
 def make_and_show_plan(request: "PlanRequest", *, as_json: bool = False) -> None:
     """Plans, measures the server where there is one, and shows the plan."""
-    from statetap_producer.estimate import estimate
-    from statetap_producer.make_plan import make_plan
-    from statetap_producer.plan_view import plan_json, plan_table
-    from statetap_producer.progress import rate_progress
-    from statetap_producer.termination import exit_on_sigterm
+    from statetap_producer.planning.estimate import estimate
+    from statetap_producer.planning.make_plan import make_plan
+    from statetap_producer.planning.plan_view import plan_json, plan_table
+    from statetap_producer.terminal.progress import rate_progress
+    from statetap_producer.terminal.termination import exit_on_sigterm
 
     with exit_on_sigterm(), rate_progress("planning") as on_progress:
         outcome = make_plan(request, on_progress)
@@ -110,7 +110,7 @@ def make_and_show_plan(request: "PlanRequest", *, as_json: bool = False) -> None
 
 def wish(server: str | None, layers: str | None, dtype: str | None, norm: str | None) -> "SpecWish":
     """What a person asks to be captured, as the options say it."""
-    from statetap_producer.settle_spec import SpecWish
+    from statetap_producer.planning.settle_spec import SpecWish
 
     return SpecWish(server, None if layers is None else _layers_in(layers), dtype, norm)
 

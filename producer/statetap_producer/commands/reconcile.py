@@ -16,12 +16,12 @@ from statetap_producer.commands.options import (
     RunOption,
     WindowOption,
 )
-from statetap_producer.counted import counted
+from statetap_producer.terminal.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from statetap_producer.reconcile import ReconcileOutcome
+    from statetap_producer.queueing.reconcile import ReconcileOutcome
 
 #: Kinds of errors that the next round may not meet.
 _MENDED_BY_TIME: Final = ("redis-unreachable", "redis-full", "queue-taken", "folder-unreachable")
@@ -42,10 +42,10 @@ def put_back(
     window: WindowOption = DEFAULT_WINDOW,
 ) -> None:
     """Queue what was lost: prompts that are neither stored, dead nor queued."""
-    from statetap_producer.reconcile import reconcile
-    from statetap_producer.reconcile_view import round_view
-    from statetap_producer.run_folder import RunFolder
-    from statetap_producer.termination import exit_on_sigterm
+    from statetap_producer.queueing.reconcile import reconcile
+    from statetap_producer.queueing.reconcile_view import round_view
+    from statetap_producer.run.run_folder import RunFolder
+    from statetap_producer.terminal.termination import exit_on_sigterm
 
     folder = RunFolder(run)
 
@@ -62,7 +62,7 @@ def put_back(
 
 def _look_until_over(look: "Callable[[], ReconcileOutcome]", every_s: float) -> "ReconcileOutcome":
     """Rounds with a line each, until nothing is pending; gives the last."""
-    from statetap_producer.reconcile_view import round_line
+    from statetap_producer.queueing.reconcile_view import round_line
 
     while True:
         try:
@@ -93,8 +93,8 @@ def pardon(
     window: WindowOption = DEFAULT_WINDOW,
 ) -> None:
     """Give dead letters another chance: all of them, or those chosen."""
-    from statetap_producer.rerun import rerun
-    from statetap_producer.run_folder import RunFolder
+    from statetap_producer.queueing.rerun import rerun
+    from statetap_producer.run.run_folder import RunFolder
 
     with feeding("queueing", None, f"statetap enqueue --run {run}") as on_progress:
         outcome = rerun(

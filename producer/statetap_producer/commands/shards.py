@@ -12,7 +12,7 @@ from statetap_contract import MissingError, StatetapError
 
 from statetap_producer.commands.options import JsonOption, ShardPaths
 from statetap_producer.commands.output import print_json
-from statetap_producer.counted import counted
+from statetap_producer.terminal.counted import counted
 
 
 def prove(
@@ -26,9 +26,9 @@ def prove(
     as_json: JsonOption = False,
 ) -> None:
     """Prove every byte of shards, and runs against their plans."""
-    from statetap_producer.progress import rate_progress
-    from statetap_producer.verify import verify
-    from statetap_producer.verify_view import verdict_json, verdict_view
+    from statetap_producer.proving.verify import verify
+    from statetap_producer.proving.verify_view import verdict_json, verdict_view
+    from statetap_producer.terminal.progress import rate_progress
 
     num_processes = processes or len(os.sched_getaffinity(0))
     with rate_progress("verifying") as on_progress:
@@ -71,7 +71,7 @@ def describe(
     """Show what is in shards: samples, lengths, origin, first rows."""
     from statetap_store import inspect_shards
 
-    from statetap_producer.inspect_view import inspection_json, inspection_view
+    from statetap_producer.proving.inspect_view import inspection_json, inspection_view
 
     inspection = inspect_shards(_stored_shards(paths))
     if as_json:
@@ -88,8 +88,8 @@ def mend(
     as_json: JsonOption = False,
 ) -> None:
     """Put damaged shards right, and list the samples that are lost."""
-    from statetap_producer.repair import repair
-    from statetap_producer.repair_view import repair_json, repair_progress, repair_view
+    from statetap_producer.proving.repair import repair
+    from statetap_producer.proving.repair_view import repair_json, repair_progress, repair_view
 
     with repair_progress() as on_progress:
         outcome = repair(paths, on_progress)
@@ -109,8 +109,8 @@ def join(
     from rich.filesize import decimal
     from statetap_store import merge_shards
 
-    from statetap_producer.progress import rate_progress
-    from statetap_producer.termination import exit_on_sigterm
+    from statetap_producer.terminal.progress import rate_progress
+    from statetap_producer.terminal.termination import exit_on_sigterm
 
     shards = _stored_shards(paths)
     with exit_on_sigterm(), rate_progress("merging") as on_progress:
@@ -130,7 +130,7 @@ def join(
 
 def _stored_shards(paths: Sequence[Path]) -> list[Path]:
     """The shards that are meant; raises MissingError, kind ``no-shards``, where there are none."""
-    from statetap_producer.run_folder import shards_at
+    from statetap_producer.run.run_folder import shards_at
 
     shards = shards_at(*paths)
     if not shards:

@@ -19,11 +19,11 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show where prompts are, how fast they move, and who stores them."""
-    from statetap_producer.broker import Broker
-    from statetap_producer.run_folder import RunFolder
-    from statetap_producer.status_view import show_watch, status_json, status_view
-    from statetap_producer.watch import Lookout
-    from statetap_producer.watch import watch as follow
+    from statetap_producer.queueing.broker import Broker
+    from statetap_producer.queueing.status_view import show_watch, status_json, status_view
+    from statetap_producer.queueing.watch import Lookout
+    from statetap_producer.queueing.watch import watch as follow
+    from statetap_producer.run.run_folder import RunFolder
 
     lookout = Lookout(RunFolder(run), Broker(redis) if redis else None)
     sighting = show_watch(follow(lookout.look)) if watch else lookout.look()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from statetap_contract import ModelFolder
-from statetap_producer.chat_tokenizer import ChatTokenizer
-from statetap_producer.conversation import Conversation
-from statetap_producer.prompt_rules import PromptRules
+from statetap_producer.prompts.chat_tokenizer import ChatTokenizer
+from statetap_producer.prompts.prompt_rules import PromptRules
+from statetap_producer.reading.conversation import Conversation
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from statetap_contract import CaptureSpec, DeadLetter
 from statetap_local.services import LocalRedis
-from statetap_producer.make_plan import PlanRequest, make_plan
-from statetap_producer.plan import Plan, PlannedPrompt
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.settle_spec import SpecWish
+from statetap_producer.planning.make_plan import PlanRequest, make_plan
+from statetap_producer.planning.settle_spec import SpecWish
+from statetap_producer.run.plan import Plan, PlannedPrompt
+from statetap_producer.run.run_folder import RunFolder
 from statetap_store import Provenance, ShardSet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast

@@ -11,10 +11,10 @@ import redis
 from statetap_contract import DeadLetter, StatetapError
 from statetap_contract.announcement import Announcement, announced_key, pack_letters, pack_samples
 from statetap_local.services import LocalRedis
-from statetap_producer import announcements as announcements_module
-from statetap_producer.announcements import Announcements
-from statetap_producer.broker import Broker
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.queueing import announcements as announcements_module
+from statetap_producer.queueing.announcements import Announcements
+from statetap_producer.queueing.broker import Broker
+from statetap_producer.run.run_folder import RunFolder
 from statetap_worker.notice_board import NoticeBoard, Speaker
 
 LETTER = DeadLetter("ab" * 16, "mismatch", "why", 6, "http://s", "2026-01-01T00:00:00Z")

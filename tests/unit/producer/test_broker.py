@@ -3,7 +3,7 @@
 import pytest
 from statetap_contract import StatetapError
 from statetap_local.services import LocalRedis
-from statetap_producer.broker import Broker
+from statetap_producer.queueing.broker import Broker
 
 
 def test_messages_arrive_all_or_none(redis_server: LocalRedis) -> None:

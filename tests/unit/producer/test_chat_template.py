@@ -2,7 +2,7 @@
 
 import pytest
 from statetap_contract import RejectError
-from statetap_producer.chat_template import ChatTemplate, with_text_arguments
+from statetap_producer.prompts.chat_template import ChatTemplate, with_text_arguments
 
 from .chat_families import WEATHER, answer, call, user
 

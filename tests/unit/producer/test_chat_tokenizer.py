@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statetap_contract import MissingError, ModelFolder, RejectError, StatetapError, UsageError
-from statetap_producer.chat_template import ChatTemplate
-from statetap_producer.chat_tokenizer import ChatTokenizer, TokenisedPrompt
-from statetap_producer.conversation import Conversation, PlainText, TokenIds
-from statetap_producer.prompt_rules import PromptRules
-from statetap_producer.token_spans import token_spans
+from statetap_producer.prompts.chat_template import ChatTemplate
+from statetap_producer.prompts.chat_tokenizer import ChatTokenizer, TokenisedPrompt
+from statetap_producer.prompts.prompt_rules import PromptRules
+from statetap_producer.prompts.token_spans import token_spans
+from statetap_producer.reading.conversation import Conversation, PlainText, TokenIds
 from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
@@ -394,9 +394,9 @@ def test_ids_do_not_depend_on_parallelism(model: Path) -> None:
     """One thread or many, a batch gives the same."""
     script = (
         "import sys; from pathlib import Path; from statetap_contract import ModelFolder\n"
-        "from statetap_producer.chat_tokenizer import ChatTokenizer\n"
-        "from statetap_producer.conversation import Conversation\n"
-        "from statetap_producer.prompt_rules import PromptRules\n"
+        "from statetap_producer.prompts.chat_tokenizer import ChatTokenizer\n"
+        "from statetap_producer.reading.conversation import Conversation\n"
+        "from statetap_producer.prompts.prompt_rules import PromptRules\n"
         "turns = lambda n: ({'role': 'user', 'content': 'Hello'}, "
         "{'role': 'assistant', 'content': f'Hello there {n}'})\n"
         "tokenizer = ChatTokenizer(ModelFolder.read(Path(sys.argv[1])), PromptRules(200))\n"

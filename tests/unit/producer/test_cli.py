@@ -10,8 +10,8 @@ from redis import Redis
 from statetap_contract import queue_name
 from statetap_local.services import LocalRedis
 from statetap_producer import cli
-from statetap_producer.broker import Broker, redis_error
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.queueing.broker import Broker, redis_error
+from statetap_producer.run.run_folder import RunFolder
 from statetap_store import ShardWriter
 
 from .conftest import Invoke, ModelMaker, give_up, prompts_of, store
@@ -345,7 +345,7 @@ def test_watch_tells_a_stalled_run(
     statetap: Invoke, run: RunFolder, redis_server: LocalRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts that nobody will work on end the watch with the command that helps."""
-    monkeypatch.setattr("statetap_producer.watch.STALLED_AFTER_S", 0.0)
+    monkeypatch.setattr("statetap_producer.queueing.watch.STALLED_AFTER_S", 0.0)
     arguments = ("status", "--run", run.path, "--redis", redis_server.url, "--watch")
     result = statetap(*arguments, "--json")
     assert result.exit_code == 1
@@ -463,7 +463,7 @@ def test_an_interrupt_exits_quietly(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("statetap_producer.run_state.RunState.numbers", interrupt)
+    monkeypatch.setattr("statetap_producer.queueing.run_state.RunState.numbers", interrupt)
     result = statetap("status", "--run", run.path)
     assert (result.exit_code, result.output) == (130, "")
 

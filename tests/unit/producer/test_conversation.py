@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 from statetap_contract import RejectError
-from statetap_producer.conversation import (
+from statetap_producer.reading.conversation import (
     Conversation,
     PlainText,
     Row,

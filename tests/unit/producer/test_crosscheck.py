@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 from statetap_contract import ModelFolder, StatetapError
-from statetap_producer.crosscheck import (
+from statetap_producer.planning.make_plan import PlanRequest, make_plan
+from statetap_producer.planning.settle_spec import SpecWish
+from statetap_producer.proving.crosscheck import (
     CrosscheckOutcome,
     CrosscheckRequest,
     crosscheck,
 )
-from statetap_producer.make_plan import PlanRequest, make_plan
-from statetap_producer.reference_model import ReferenceModel
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.settle_spec import SpecWish
+from statetap_producer.proving.reference_model import ReferenceModel
+from statetap_producer.run.run_folder import RunFolder
 from statetap_store import Provenance, ShardSet
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from statetap_contract import CheckError, MissingError
-from statetap_producer.dataset import Dataset, RawRow
+from statetap_producer.reading.dataset import Dataset, RawRow
 
 LINE = b'{"text": "Hi"}\n'
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from statetap_contract import RejectError, StatetapError
-from statetap_producer.conversation import KNOWN_FIELDS, parse_row
-from statetap_producer.dataset import Dataset
+from statetap_producer.reading.conversation import KNOWN_FIELDS, parse_row
+from statetap_producer.reading.dataset import Dataset
 
 INPUTS = Path(__file__).parent / "data" / "inputs"
 FILES = sorted(path for path in INPUTS.rglob("*") if path.is_file())

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from statetap_contract import MissingError, StatetapError, UsageError
-from statetap_producer.diagnose import Findings, Kind, diagnose, diagnose_log
-from statetap_producer.diagnose_view import findings_json, findings_view
-from statetap_producer.sglang_log import (
+from statetap_producer.diagnosing.diagnose import Findings, Kind, diagnose, diagnose_log
+from statetap_producer.diagnosing.diagnose_view import findings_json, findings_view
+from statetap_producer.diagnosing.sglang_log import (
     LogRecord,
     RequestFinished,
     RequestReceived,

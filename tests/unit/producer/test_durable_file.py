@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from statetap_producer.durable_file import durable_file
+from statetap_producer.run.durable_file import durable_file
 
 
 def test_a_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Lengths of time in words."""
 
 import pytest
-from statetap_producer.durations import duration
+from statetap_producer.terminal.durations import duration
 
 
 @pytest.mark.parametrize(

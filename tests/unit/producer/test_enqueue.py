@@ -13,13 +13,13 @@ from statetap_contract import TASK_NAME, Job, StatetapError, queue_name
 from statetap_local.made_runs import MADE_SPEC as SPEC
 from statetap_local.made_runs import made_run
 from statetap_local.services import LocalRedis
-from statetap_producer import feed, queue_lease
-from statetap_producer.broker import Broker
-from statetap_producer.enqueue import EnqueueOutcome, enqueue
-from statetap_producer.feed import FeedProgress
-from statetap_producer.plan import Order
-from statetap_producer.queue_lease import QueueLease
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.queueing import feed, queue_lease
+from statetap_producer.queueing.broker import Broker
+from statetap_producer.queueing.enqueue import EnqueueOutcome, enqueue
+from statetap_producer.queueing.feed import FeedProgress
+from statetap_producer.queueing.queue_lease import QueueLease
+from statetap_producer.run.plan import Order
+from statetap_producer.run.run_folder import RunFolder
 
 from .conftest import give_up, prompts_of, store
 

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from statetap_contract import TASK_NAME, Job, Prompt, celery_settings, queue_name
 from statetap_local.services import LocalRedis
-from statetap_producer.envelope import Envelope
+from statetap_producer.queueing.envelope import Envelope
 
 SPEC_DIGEST = "ab" * 16
 JOB = Job.of("a-run", SPEC_DIGEST, Prompt(array("i", [3, 1, 4]), ((1, 2),)), "cd" * 16)

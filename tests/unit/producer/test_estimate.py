@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 from statetap_contract import StatetapError
-from statetap_producer import estimate as module
-from statetap_producer.estimate import estimate, refuse_small_disk
-from statetap_producer.plan_view import plan_json, plan_table
-from statetap_producer.prefill_rate import PrefillRate
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.planning import estimate as module
+from statetap_producer.planning.estimate import estimate, refuse_small_disk
+from statetap_producer.planning.plan_view import plan_json, plan_table
+from statetap_producer.planning.prefill_rate import PrefillRate
+from statetap_producer.run.run_folder import RunFolder
 
 from .test_handshake import CAPTURE
 

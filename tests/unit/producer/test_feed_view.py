@@ -1,9 +1,9 @@
 """How filling the queue looks."""
 
 import pytest
-from statetap_producer import progress
-from statetap_producer.feed import FeedProgress
-from statetap_producer.feed_view import feed_progress
+from statetap_producer.queueing.feed import FeedProgress
+from statetap_producer.queueing.feed_view import feed_progress
+from statetap_producer.terminal import progress
 
 
 def show() -> None:

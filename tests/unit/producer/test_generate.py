@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 from statetap_contract import StatetapError
-from statetap_producer import chat_client
-from statetap_producer.chat_client import Sampling
-from statetap_producer.generate import GenerateOutcome, GenerateProgress, GenerateRequest, generate
+from statetap_producer.generating import chat_client
+from statetap_producer.generating.chat_client import Sampling
+from statetap_producer.generating.generate import (
+    GenerateOutcome,
+    GenerateProgress,
+    GenerateRequest,
+    generate,
+)
 
 from .chat_stand_in import ChatStandIn
 from .conftest import Invoke

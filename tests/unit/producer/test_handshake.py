@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from statetap_contract import CaptureSpec, ServerCapture, StatetapError
-from statetap_producer.handshake import ask_server
+from statetap_producer.planning.handshake import ask_server
 
 SPEC = CaptureSpec("tiny", "ab" * 16, (2, 4, 5), "post", 64, "bfloat16")
 CAPTURE = ServerCapture(

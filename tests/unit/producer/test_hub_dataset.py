@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from statetap_contract import UsageError
-from statetap_producer.dataset import Dataset
+from statetap_producer.reading.dataset import Dataset
 
 COMMIT = "5f" * 20
 FILES = {
@@ -25,7 +25,7 @@ FILES = {
 OPENER = """
 import json, sys
 from statetap_contract import StatetapError
-from statetap_producer.dataset import Dataset
+from statetap_producer.reading.dataset import Dataset
 for source in sys.argv[1:]:
     try:
         dataset = Dataset.open(source)
@@ -166,7 +166,7 @@ def test_a_name_of_another_form_is_refused(source: str) -> None:
 def test_who_has_a_file_does_not_wait_for_the_hub() -> None:
     """Reading files imports neither ``datasets``, which takes a second, nor the hub's client."""
     code = (
-        "import sys, statetap_producer.dataset\n"
+        "import sys, statetap_producer.reading.dataset\n"
         "print({'datasets', 'huggingface_hub'} & {*sys.modules})"
     )
     done = subprocess.run(

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from statetap_contract import RejectError, StatetapError
-from statetap_producer.conversation import Conversation, PlainText, Row, TokenIds, parse_row
-from statetap_producer.dataset import Dataset, RawRow
+from statetap_producer.reading.conversation import Conversation, PlainText, Row, TokenIds, parse_row
+from statetap_producer.reading.dataset import Dataset, RawRow
 
 INPUTS = Path(__file__).parent / "data" / "inputs"
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 from statetap_contract import CaptureSpec
-from statetap_producer.inspect_view import inspection_view
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.proving.inspect_view import inspection_view
+from statetap_producer.run.run_folder import RunFolder
 from statetap_store import Provenance, ShardWriter, inspect_shards, repair_shard, seal
 
 from .conftest import Invoke, prompts_of, store

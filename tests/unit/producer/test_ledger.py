@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from statetap_contract import DeadLetter, StatetapError
-from statetap_producer.ledger import LedgerReader
+from statetap_producer.run.ledger import LedgerReader
 
 SERVER = "http://127.0.0.1:30000"
 TIME = "2026-01-01T00:00:00Z"

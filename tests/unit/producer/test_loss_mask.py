@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from statetap_contract import RejectError
-from statetap_producer.chat_template import Message, Span
-from statetap_producer.loss_mask import answer_spans
-from statetap_producer.token_spans import token_spans
-from statetap_producer.turn_shape import TurnShape, learn_turn_shape
+from statetap_producer.prompts.chat_template import Message, Span
+from statetap_producer.prompts.loss_mask import answer_spans
+from statetap_producer.prompts.token_spans import token_spans
+from statetap_producer.prompts.turn_shape import TurnShape, learn_turn_shape
 
 from .chat_families import answer, system, user
 

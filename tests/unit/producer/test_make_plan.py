@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from statetap_contract import ModelFolder, StatetapError
-from statetap_producer.make_plan import PlanOutcome, PlanRequest, make_plan
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.settle_spec import SpecWish
+from statetap_producer.planning.make_plan import PlanOutcome, PlanRequest, make_plan
+from statetap_producer.planning.settle_spec import SpecWish
+from statetap_producer.run.run_folder import RunFolder
 
 from .conftest import CHATML_WITH_BLOCK, ModelMaker, row
 from .test_handshake import CAPTURE, InfoServer, info_server
@@ -207,7 +207,7 @@ def test_all_cores_give_the_same_plan(
     rows = [row(("user", f"{n % 900}?"), ("assistant", "word " * (n % 9))) for n in range(2000)]
     dataset.write_text("\n".join([*rows, "broken"]))
     alone = plan(dataset, tmp_path / "a" / "demo", model).record
-    monkeypatch.setattr("statetap_producer.make_plan._WORTH_PROCESSES", 1)
+    monkeypatch.setattr("statetap_producer.planning.make_plan._WORTH_PROCESSES", 1)
     plan(dataset, tmp_path / "b" / "demo", model)
     assert files_in(tmp_path / "a" / "demo") == files_in(tmp_path / "b" / "demo")
     assert (alone.counts.num_planned, alone.counts.num_duplicates) == (900, 1100)

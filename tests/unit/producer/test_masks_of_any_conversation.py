@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statetap_contract import RejectError
-from statetap_producer.chat_tokenizer import ChatTokenizer, TokenisedPrompt
-from statetap_producer.conversation import Conversation
+from statetap_producer.prompts.chat_tokenizer import ChatTokenizer, TokenisedPrompt
+from statetap_producer.reading.conversation import Conversation
 
 from . import conftest
 from .chat_families import (

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import h5py
-from statetap_producer.run_folder import RunFolder
+from statetap_producer.run.run_folder import RunFolder
 from statetap_store import verify_shard
 
 from .conftest import Invoke, prompts_of, store

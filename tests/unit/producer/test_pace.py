@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from statetap_local.made_runs import made_run
-from statetap_producer.pace import Pace, PaceMeter
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.run_state import RunState
+from statetap_producer.queueing.pace import Pace, PaceMeter
+from statetap_producer.queueing.run_state import RunState
+from statetap_producer.run.run_folder import RunFolder
 
 from .conftest import give_up, prompts_of, store
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from statetap_contract import StatetapError
-from statetap_producer.pardons import Pardon, Pardons
+from statetap_producer.run.pardons import Pardon, Pardons
 
 
 def test_pardons_add_up(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from statetap_contract import Prompt, StatetapError
-from statetap_producer.plan import Order, Plan, PlannedPrompt, PlanWriter, plan_batch
+from statetap_producer.run.plan import Order, Plan, PlannedPrompt, PlanWriter, plan_batch
 
 
 def planned(number: int) -> PlannedPrompt:

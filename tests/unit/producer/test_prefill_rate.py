@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from statetap_contract import Prompt, StatetapError
-from statetap_producer import prefill_rate
-from statetap_producer.prefill_rate import measure_prefill
+from statetap_producer.planning import prefill_rate
+from statetap_producer.planning.prefill_rate import measure_prefill
 
 
 class PromptServer(ThreadingHTTPServer):

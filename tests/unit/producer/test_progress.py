@@ -2,7 +2,7 @@
 
 import pytest
 from rich.filesize import decimal
-from statetap_producer.progress import LogLines, count_progress
+from statetap_producer.terminal.progress import LogLines, count_progress
 
 
 def test_a_line_every_ten_seconds(capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 from statetap_contract import StatetapError
 from statetap_local.services import LocalRedis
-from statetap_producer import queue_lease
-from statetap_producer.broker import Broker
-from statetap_producer.queue_lease import QueueLease
+from statetap_producer.queueing import queue_lease
+from statetap_producer.queueing.broker import Broker
+from statetap_producer.queueing.queue_lease import QueueLease
 
 DIGEST = "ab" * 16
 NAME = f"statetap.lease.{DIGEST}.demo"

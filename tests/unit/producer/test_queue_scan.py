@@ -10,10 +10,10 @@ from statetap_contract import TASK_NAME, Job, celery_settings, queue_name
 from statetap_local.made_runs import MADE_SPEC as SPEC
 from statetap_local.made_runs import made_prompt
 from statetap_local.services import LocalRedis
-from statetap_producer import queue_scan
-from statetap_producer.broker import Broker
-from statetap_producer.envelope import Envelope
-from statetap_producer.queue_scan import QueuedPrompts, queued_prompts
+from statetap_producer.queueing import queue_scan
+from statetap_producer.queueing.broker import Broker
+from statetap_producer.queueing.envelope import Envelope
+from statetap_producer.queueing.queue_scan import QueuedPrompts, queued_prompts
 
 QUEUE = queue_name(SPEC.digest)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from statetap_contract import RejectError
-from statetap_producer.chat_tokenizer import ChatTokenizer
-from statetap_producer.conversation import Conversation
+from statetap_producer.prompts.chat_tokenizer import ChatTokenizer
+from statetap_producer.reading.conversation import Conversation
 from transformers import AutoTokenizer
 
 from .chat_families import (

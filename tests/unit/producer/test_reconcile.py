@@ -11,17 +11,17 @@ from statetap_contract.announcement import Announcement, pack_letters, pack_samp
 from statetap_local.made_runs import MADE_SPEC as SPEC
 from statetap_local.made_runs import made_run
 from statetap_local.services import LocalRedis
-from statetap_producer import settled
-from statetap_producer.broker import Broker
-from statetap_producer.enqueue import EnqueueOutcome, enqueue
-from statetap_producer.envelope import Envelope
-from statetap_producer.plan import PlannedPrompt
-from statetap_producer.queue_lease import QueueLease
-from statetap_producer.reconcile import ReconcileOutcome, reconcile
-from statetap_producer.reconcile_view import round_line
-from statetap_producer.rerun import rerun
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.run_state import RunState
+from statetap_producer.queueing import settled
+from statetap_producer.queueing.broker import Broker
+from statetap_producer.queueing.enqueue import EnqueueOutcome, enqueue
+from statetap_producer.queueing.envelope import Envelope
+from statetap_producer.queueing.queue_lease import QueueLease
+from statetap_producer.queueing.reconcile import ReconcileOutcome, reconcile
+from statetap_producer.queueing.reconcile_view import round_line
+from statetap_producer.queueing.rerun import rerun
+from statetap_producer.queueing.run_state import RunState
+from statetap_producer.run.plan import PlannedPrompt
+from statetap_producer.run.run_folder import RunFolder
 from statetap_worker.notice_board import NoticeBoard, Speaker
 
 from .conftest import give_up, prompts_of, store

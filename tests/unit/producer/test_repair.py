@@ -6,10 +6,10 @@ from pathlib import Path
 import h5py
 import pytest
 from statetap_local.services import LocalRedis
-from statetap_producer.enqueue import enqueue
-from statetap_producer.repair import repair
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.run_state import RunState
+from statetap_producer.proving.repair import repair
+from statetap_producer.queueing.enqueue import enqueue
+from statetap_producer.queueing.run_state import RunState
+from statetap_producer.run.run_folder import RunFolder
 from statetap_store import ShardWriter
 
 from .conftest import Invoke, prompts_of, store

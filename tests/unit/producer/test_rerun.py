@@ -9,11 +9,11 @@ from statetap_contract import StatetapError, queue_name
 from statetap_local.made_runs import MADE_SPEC as SPEC
 from statetap_local.made_runs import made_run
 from statetap_local.services import LocalRedis
-from statetap_producer.enqueue import EnqueueOutcome, enqueue
-from statetap_producer.reconcile import reconcile
-from statetap_producer.rerun import RerunOutcome, rerun
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.run_state import RunState
+from statetap_producer.queueing.enqueue import EnqueueOutcome, enqueue
+from statetap_producer.queueing.reconcile import reconcile
+from statetap_producer.queueing.rerun import RerunOutcome, rerun
+from statetap_producer.queueing.run_state import RunState
+from statetap_producer.run.run_folder import RunFolder
 
 from .conftest import give_up, prompts_of, store
 
@@ -121,7 +121,7 @@ def test_a_dead_letter_that_is_queued_is_pardoned_only(
 ) -> None:
     """Its message may have been queued twice and still be there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("statetap_producer.settled.Settled.is_dead", lambda *_: False)
+        patch.setattr("statetap_producer.queueing.settled.Settled.is_dead", lambda *_: False)
         enqueue(dead, redis_server.url, window=0)
     assert again(dead, redis_server) == RerunOutcome(
         {"mismatch": 2, "worker-lost": 1, "too-long": 1}, 0, 0
@@ -171,8 +171,8 @@ def test_a_pardon_outlives_a_full_redis(redis_server: LocalRedis, dead: RunFolde
             def fill(*_: object) -> None:
                 client.config_set("maxmemory", 1)
 
-            patch.setattr("statetap_producer.feed.QueueFeed.add", fill)
-            patch.setattr("statetap_producer.feed.QueueFeed.flush", push_one)
+            patch.setattr("statetap_producer.queueing.feed.QueueFeed.add", fill)
+            patch.setattr("statetap_producer.queueing.feed.QueueFeed.flush", push_one)
             try:
                 with pytest.raises(StatetapError) as caught:
                     again(dead, redis_server)

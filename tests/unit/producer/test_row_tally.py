@@ -3,8 +3,9 @@
 from array import array
 
 from statetap_contract import Prompt
-from statetap_producer.plan import PlannedPrompt, plan_batch
-from statetap_producer.row_tally import RowFault, RowTally
+from statetap_producer.planning.row_tally import RowTally
+from statetap_producer.reading.row_fault import RowFault
+from statetap_producer.run.plan import PlannedPrompt, plan_batch
 
 
 def test_loss_tokens_and_cuts_are_summed() -> None:

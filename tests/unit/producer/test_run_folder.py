@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from statetap_contract import StatetapError
-from statetap_producer.run_folder import RunFolder, run_of_shard, shards_at
+from statetap_producer.run.run_folder import RunFolder, run_of_shard, shards_at
 
 from .test_run_record import RECORD
 

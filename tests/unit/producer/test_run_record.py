@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from statetap_contract import CaptureSpec
-from statetap_producer.prompt_rules import PromptRules
-from statetap_producer.run_record import LeftOut, PlanCounts, PlanInputs, RunRecord
+from statetap_producer.prompts.prompt_rules import PromptRules
+from statetap_producer.run.run_record import LeftOut, PlanCounts, PlanInputs, RunRecord
 
 RECORD = RunRecord(
     name="demo",

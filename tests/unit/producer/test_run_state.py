@@ -5,8 +5,8 @@ from array import array
 
 import pytest
 from statetap_contract import Prompt, StatetapError
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.run_state import RunState
+from statetap_producer.queueing.run_state import RunState
+from statetap_producer.run.run_folder import RunFolder
 
 from .conftest import give_up, prompts_of, store
 

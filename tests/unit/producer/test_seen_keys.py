@@ -2,7 +2,7 @@
 
 import random
 
-from statetap_producer.seen_keys import SeenKeys, raw_keys
+from statetap_producer.planning.seen_keys import SeenKeys, raw_keys
 
 
 def key(number: int) -> str:

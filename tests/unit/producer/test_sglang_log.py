@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from statetap_producer.sglang_log import (
+from statetap_producer.diagnosing.sglang_log import (
     AbortCalled,
     ChunkSettled,
     PrefillBatch,

@@ -5,12 +5,12 @@ import json
 
 import pytest
 from rich.console import Console
-from statetap_producer import progress
-from statetap_producer.announcements import AnnouncedWorker
-from statetap_producer.pace import Pace, SourcePace
-from statetap_producer.run_state import RunNumbers
-from statetap_producer.status_view import show_watch, status_json, status_line, status_view
-from statetap_producer.watch import Sighting
+from statetap_producer.queueing.announcements import AnnouncedWorker
+from statetap_producer.queueing.pace import Pace, SourcePace
+from statetap_producer.queueing.run_state import RunNumbers
+from statetap_producer.queueing.status_view import show_watch, status_json, status_line, status_view
+from statetap_producer.queueing.watch import Sighting
+from statetap_producer.terminal import progress
 
 
 def seen(stored: int, dead: int, *, is_seen: bool = True, num_writers: int = 2) -> Sighting:

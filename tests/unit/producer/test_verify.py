@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from statetap_contract import Prompt, StatetapError
-from statetap_producer.plan import PlanWriter, plan_batch
-from statetap_producer.run_folder import RunFolder
-from statetap_producer.verify import Verdict, verify
+from statetap_producer.proving.verify import Verdict, verify
+from statetap_producer.run.plan import PlanWriter, plan_batch
+from statetap_producer.run.run_folder import RunFolder
 from statetap_store import seal
 
 from .conftest import give_up, prompts_of, store

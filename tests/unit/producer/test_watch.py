@@ -6,12 +6,12 @@ from pathlib import Path
 
 from statetap_local.made_runs import made_run
 from statetap_local.services import LocalRedis
-from statetap_producer import watch as watch_module
-from statetap_producer.broker import Broker
-from statetap_producer.enqueue import enqueue
-from statetap_producer.pace import Pace
-from statetap_producer.run_state import RunNumbers
-from statetap_producer.watch import STALLED_AFTER_S, Lookout, Sighting, watch
+from statetap_producer.queueing import watch as watch_module
+from statetap_producer.queueing.broker import Broker
+from statetap_producer.queueing.enqueue import enqueue
+from statetap_producer.queueing.pace import Pace
+from statetap_producer.queueing.run_state import RunNumbers
+from statetap_producer.queueing.watch import STALLED_AFTER_S, Lookout, Sighting, watch
 
 from .conftest import prompts_of, store
 

@@ -1,0 +1,1 @@
+"""What a server's log says about dumps that others made."""

@@ -1,0 +1,1 @@
+"""Answers by the target model."""

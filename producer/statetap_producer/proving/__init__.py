@@ -1,0 +1,1 @@
+"""Whether shards are what they should be, and a look at them."""
