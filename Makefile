@@ -58,6 +58,9 @@ bench: install ## the measurements behind the README's figures
 	$(VENV)/bin/python benchmarks/shard_write.py
 	$(VENV)/bin/python benchmarks/shard_read.py
 	$(VENV)/bin/python benchmarks/shard_scale.py
+	$(VENV)/bin/python benchmarks/plan_rate.py
+	$(VENV)/bin/python benchmarks/enqueue_rate.py
+	$(VENV)/bin/python benchmarks/reconcile_scale.py
 
 lock: ## resolve requirements/*.in anew into requirements/*.lock
 	infra/lock.sh $(PYTHON)

@@ -106,6 +106,6 @@ def _plan_faults(state: RunState) -> Iterator[Fault]:
             yield Fault(
                 "plan-row-differs",
                 row.key,
-                f"prompt {row.key} of the plan, line {row.source_line} of the dataset, does not "
-                "have this key",
+                f"prompt {row.key} of the plan, {row.source_file}:{row.source_line}, does not have "
+                "this key",
             )

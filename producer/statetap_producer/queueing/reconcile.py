@@ -64,8 +64,7 @@ def reconcile(
             room = window - broker.num_waiting(queue_name(spec_digest)) if window else len(missing)
             # There is room for all that is added: the feed need not wait.
             feed = QueueFeed(run, broker, lease, state.settled, window=0)
-            wanted = (row for row in state.plan.rows() if row.key in missing)
-            for row in islice(wanted, min(max(room, 0), len(missing))):
+            for row in islice(state.plan.rows_of(missing), min(max(room, 0), len(missing))):
                 feed.add(row)
             feed.flush()
             num_enqueued = feed.num_enqueued

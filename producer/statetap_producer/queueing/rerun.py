@@ -71,9 +71,8 @@ def rerun(
             settled.refresh()
         feed = QueueFeed(run, broker, lease, settled, window, on_progress)
         if wanted := {key for key in chosen if state.queued is None or key not in state.queued}:
-            for row in state.plan.rows():
-                if row.key in wanted:
-                    feed.add(row)
+            for row in state.plan.rows_of(wanted):
+                feed.add(row)
         feed.flush()
     return RerunOutcome(dict(kinds.most_common()), feed.num_enqueued, num_dead)
 

@@ -15,7 +15,7 @@ on how many processes tokenised. Its pages carry checksums, which readers verify
 
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -175,6 +175,17 @@ class Plan:
         """
         for batch in self._batches() if order == "plan" else self._sorted_batches(order):
             yield from _rows_of(batch)
+
+    def rows_of(self, keys: Container[str]) -> Iterator[PlannedPrompt]:
+        """The prompts of some keys, in the plan's order; only row groups with any are unpacked."""
+        with self._open() as file:
+            for group in range(file.num_row_groups):
+                names = self._checked(lambda group=group: file.read_row_group(group, ["key"]))
+                wanted = [key in keys for key in names.column(0).to_pylist()]
+                if any(wanted):
+                    table = self._checked(lambda group=group: file.read_row_group(group))
+                    for batch in table.filter(wanted).combine_chunks().to_batches():
+                        yield from _rows_of(batch)
 
     def sample(self, most: int) -> list[PlannedPrompt]:
         """Up to ``most`` prompts, spread evenly over the plan."""

@@ -69,6 +69,15 @@ def test_rows_come_by_length(tmp_path: Path, order: Order, sign: int) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plan.parquet"]
 
 
+@pytest.mark.parametrize("numbers", [[], [0], [5, 1023, 1024, 2049], list(range(2050))])
+def test_some_rows_are_found_by_key(tmp_path: Path, numbers: list[int]) -> None:
+    """In the plan's order, from whichever row groups hold them; an unknown key is nobody's."""
+    write(tmp_path / "plan.parquet", [planned(number) for number in range(2050)])
+    keys = {planned(number).key for number in numbers} | {"f" * 32}
+    found = Plan(tmp_path / "plan.parquet", 2050).rows_of(keys)
+    assert list(found) == [planned(number) for number in numbers]
+
+
 @pytest.mark.parametrize(("most", "numbers"), [(1, [0]), (3, [0, 1024, 2049]), (9999, range(2050))])
 def test_a_sample_is_spread_over_the_plan(
     tmp_path: Path, most: int, numbers: list[int] | range
