@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, TextIO
 
-from statetap_contract import CheckError, ModelFolder, ServerCapture, UsageError
+from statetap_contract import CheckError, MissingError, ModelFolder, ServerCapture, UsageError
 from statetap_store.process_pool import OrderedMap, process_pool
 
 from statetap_producer.planning.estimate import refuse_small_disk
@@ -21,7 +21,7 @@ from statetap_producer.prompts.prompt_rules import PromptRules
 from statetap_producer.reading.conversation import NOT_JSON_KINDS
 from statetap_producer.reading.dataset import Dataset
 from statetap_producer.run.durable_file import durable_file
-from statetap_producer.run.plan import PlanBatch, PlanWriter
+from statetap_producer.run.plan import Plan, PlanBatch, PlanWriter
 from statetap_producer.run.run_folder import RunFolder
 from statetap_producer.run.run_record import PlanInputs, RunRecord
 from statetap_producer.terminal.counted import counted
@@ -64,7 +64,8 @@ class PlanOutcome:
 def make_plan(request: PlanRequest, on_progress: Callable[[int, int], None]) -> PlanOutcome:
     """Writes ``plan.parquet``, ``left-out.jsonl`` and ``run.json``.
 
-    On any error the folder is as it was. A run that was planned from the same inputs is left alone.
+    On any error the folder is as it was. A run that was planned from the same inputs is left alone,
+    unless its plan is gone.
 
     Args:
         request: what is asked.
@@ -92,14 +93,14 @@ def make_plan(request: PlanRequest, on_progress: Callable[[int, int], None]) -> 
         template_digest=tokenizer.template_digest,
         rules=rules,
     )
-    is_new = not run.is_planned
-    if is_new:
-        tokeniser = Tokeniser(model, rules, settled.spec.digest)
-        record = _new_plan(request, dataset, inputs, tokeniser, on_progress)
-    else:
+    if run.is_planned:
         record = run.read_record()
         _refuse_other_inputs(run, record.inputs, inputs)
-    return PlanOutcome(record, is_new, settled.capture)
+        if _is_plan_whole(run, record):
+            return PlanOutcome(record, is_new=False, capture=settled.capture)
+    tokeniser = Tokeniser(model, rules, settled.spec.digest)
+    record = _new_plan(request, dataset, inputs, tokeniser, on_progress)
+    return PlanOutcome(record, is_new=True, capture=settled.capture)
 
 
 def _rules(request: PlanRequest, settled: Settlement) -> PromptRules:
@@ -135,6 +136,15 @@ def _refuse_other_inputs(run: RunFolder, planned: PlanInputs, asked: PlanInputs)
         )
 
 
+def _is_plan_whole(run: RunFolder, record: RunRecord) -> bool:
+    """Whether the plan is there; one that was deleted or cut is made again, the same as it was."""
+    try:
+        Plan(run.plan_file, record.counts.num_planned)
+    except (CheckError, MissingError):
+        return False
+    return True
+
+
 #: The option that sets each of the rules.
 _OPTIONS: Final = {
     "max_tokens": "--max-tokens",
@@ -160,7 +170,7 @@ def _new_plan(
     ):
         with (
             PlanWriter(plan_file) as plan,
-            left_out_file.open("w") as left_out,
+            left_out_file.open("w", encoding="utf-8") as left_out,
             _ordered_map(dataset) as map_in_order,
         ):
             tokenised = map_in_order(tokeniser, batches(dataset.rows()))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.table import Table
-from statetap_contract import StatetapError
+from statetap_contract import Prompt, StatetapError
+from statetap_local.made_runs import made_run
 from statetap_producer.planning import estimate as module
 from statetap_producer.planning.estimate import estimate, refuse_small_disk
 from statetap_producer.planning.plan_view import plan_json, plan_table
@@ -58,6 +59,24 @@ def test_a_server_here_has_its_shared_memory_looked_at(
         server = estimate(run, record, "http://server", capture).server
         assert server is not None
         assert (server.free_bytes, server.host, server.rate) == (free_bytes, capture.host, RATE)
+
+
+def test_the_rate_is_not_that_of_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sorted plan, what a slow server gets to see is a fair part of it."""
+    asked: list[int] = []
+
+    def measure(url: str, prompts: list[Prompt], vocab_size: int) -> PrefillRate:
+        del url, vocab_size
+        asked.extend(prompt.num_tokens for prompt in prompts)
+        return RATE
+
+    monkeypatch.setattr(module, "measure_prefill", measure)
+    run = made_run(tmp_path / "demo", *range(1, 601))
+    estimate(run, run.read_record(), "http://server", CAPTURE)
+    assert len(asked) == 512
+    assert 0.8 < sum(asked[:64]) / 64 / 300 < 1.2
 
 
 def test_a_disk_that_is_just_large_enough_is_taken(

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +131,41 @@ MIXED = [
     "{",
     row(("user", "Hello"), ("assistant", "word " * 300)),
 ]
+
+
+@pytest.mark.parametrize("kept", [None, 0, 100, -1])
+def test_a_plan_that_is_gone_is_made_again(
+    dataset: Path, model: Path, tmp_path: Path, kept: int | None
+) -> None:
+    """Deleted or cut, the same request restores it, byte for byte, and says that it was made."""
+    plan(dataset, tmp_path / "demo", model)
+    before = files_in(tmp_path / "demo")
+    if kept is None:
+        (tmp_path / "demo" / "plan.parquet").unlink()
+    else:
+        (tmp_path / "demo" / "plan.parquet").write_bytes(before["plan.parquet"][:kept])
+    assert plan(dataset, tmp_path / "demo", model).is_new
+    assert files_in(tmp_path / "demo") == before
+
+
+def test_faults_are_written_whatever_the_locale(
+    model: Path, tmp_path: Path, repository: Path
+) -> None:
+    """In an ASCII locale, a row's own words still reach the file, as UTF-8."""
+    dataset = tmp_path / "odd.jsonl"
+    odd = '{"messages": [{"role": "\u30e6", "content": "x"}]}'
+    dataset.write_text(odd + "\n" + row(("user", "Hi"), ("assistant", "Ho")), encoding="utf-8")
+    start = "from statetap_producer.cli import main; main()"
+    command = [sys.executable, "-c", start, "plan", str(dataset)]
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    subprocess.run(
+        [*command, "--run", str(tmp_path / "demo"), "--model", str(model)],
+        env=os.environ | ascii_only,
+        cwd=repository,
+        check=True,
+        capture_output=True,
+    )
+    assert "\u30e6" in (tmp_path / "demo" / "left-out.jsonl").read_text(encoding="utf-8")
 
 
 def test_what_is_left_out_is_counted_and_named(model: Path, tmp_path: Path) -> None:
