@@ -1,5 +1,7 @@
 """The ``statetap`` command: which commands there are. What they do is in ``commands/``."""
 
+import io
+import sys
 from collections.abc import Callable
 
 import typer
@@ -83,4 +85,8 @@ _add(
 
 def main() -> None:
     """Entry point of the installed command."""
+    # Names and contents of people's data go where they can be written, whatever the locale.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     app()
