@@ -16,6 +16,7 @@ on how many processes tokenised. Its pages carry checksums, which readers verify
 import tempfile
 from array import array
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from statetap_contract import CheckError, MissingError, Prompt
+from statetap_contract import KEY_FORM, CheckError, MissingError, Prompt
 
 T = TypeVar("T")
 
@@ -159,7 +160,10 @@ class Plan:
     def keys(self) -> set[str]:
         """All sample keys."""
         with self._open() as file:
-            return set(self._checked(lambda: file.read(["key"])).column(0).to_pylist())
+            column = self._checked(lambda: file.read(["key"])).column(0)
+        if len(keys := set(column.to_pylist())) < len(column):
+            raise self._damaged("a key stands in it twice")
+        return keys
 
     def lengths(self) -> Any:
         """Tokens of each prompt, int32 [num_planned]."""
@@ -172,9 +176,15 @@ class Plan:
         For an order by length, the plan is first unpacked into a temporary file beside it, 4 bytes
         a token, as its rows are then read from all over it. Among prompts of one length the plan's
         own order holds.
+
+        Raises:
+            MissingError: kind ``no-room-to-sort``: that file cannot be written.
         """
-        for batch in self._batches() if order == "plan" else self._sorted_batches(order):
-            yield from _rows_of(batch)
+        if order != "plan":
+            yield from self._sorted_rows(order)
+            return
+        for batch in self._batches():
+            yield from self._rows_in(batch)
 
     def rows_of(self, keys: Container[str]) -> Iterator[PlannedPrompt]:
         """The prompts of some keys, in the plan's order; only row groups with any are unpacked."""
@@ -185,7 +195,7 @@ class Plan:
                 if any(wanted):
                     table = self._checked(lambda group=group: file.read_row_group(group))
                     for batch in table.filter(wanted).combine_chunks().to_batches():
-                        yield from _rows_of(batch)
+                        yield from self._rows_in(batch)
 
     def sample(self, most: int) -> list[PlannedPrompt]:
         """Up to ``most`` prompts, spread evenly over the plan."""
@@ -197,7 +207,7 @@ class Plan:
             for group in np.unique(groups).tolist():
                 table = self._checked(lambda group=group: file.read_row_group(group))
                 rows = table.take(places[groups == group]).combine_chunks()
-                chosen += [row for batch in rows.to_batches() for row in _rows_of(batch)]
+                chosen += [row for batch in rows.to_batches() for row in self._rows_in(batch)]
             return chosen
 
     def _batches(self) -> Iterator[PlanBatch]:
@@ -206,17 +216,39 @@ class Plan:
                 table = self._checked(lambda group=group: file.read_row_group(group))
                 yield from table.combine_chunks().to_batches()
 
-    def _sorted_batches(self, order: Order) -> Iterator[PlanBatch]:
+    def _sorted_rows(self, order: Order) -> Iterator[PlannedPrompt]:
         lengths = self.lengths()
         indices = np.argsort(lengths if order == "shortest" else -lengths, kind="stable")
-        with tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=".sorted-") as unpacked:
-            with pa.ipc.new_file(unpacked.name, _SCHEMA) as writer:
+        # Has no name, so that it is gone with this process, however that ends.
+        with self._room_to_sort(), tempfile.TemporaryFile(dir=self._path.parent) as unpacked:
+            with pa.ipc.new_file(unpacked, _SCHEMA) as writer:
                 for batch in self._batches():
                     writer.write_batch(batch)
-            table = pa.ipc.open_file(pa.memory_map(unpacked.name)).read_all()
-            for start in range(0, len(indices), _GROUP_ROWS):
-                chosen = table.take(indices[start : start + _GROUP_ROWS])
-                yield from chosen.combine_chunks().to_batches()
+            unpacked.flush()
+            file = pa.ipc.open_file(pa.memory_map(f"/proc/self/fd/{unpacked.fileno()}"))
+            batches = [file.get_batch(group) for group in range(file.num_record_batches)]
+        for start in range(0, len(indices), _GROUP_ROWS):
+            groups, places = np.divmod(indices[start : start + _GROUP_ROWS], _GROUP_ROWS)
+            rows: dict[int, PlannedPrompt] = {}
+            for group in np.unique(groups).tolist():
+                (positions,) = np.nonzero(groups == group)
+                found = self._rows_in(batches[group].take(pa.array(places[positions])))
+                rows.update(zip(positions.tolist(), found, strict=True))
+            yield from (rows[position] for position in range(len(rows)))
+
+    @contextmanager
+    def _room_to_sort(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MissingError(
+                "no-room-to-sort",
+                f"cannot unpack {self._path} beside itself to sort it ({error.strerror}); make "
+                "room there, or take the plan's own order",
+            ) from error
+
+    def _rows_in(self, batch: PlanBatch) -> list[PlannedPrompt]:
+        return self._checked(lambda: list(_rows_of(batch)))
 
     def _open(self) -> Any:
         return self._checked(lambda: pq.ParquetFile(self._path, page_checksum_verification=True))
@@ -245,6 +277,8 @@ def _rows_of(batch: PlanBatch) -> Iterator[PlannedPrompt]:
             array("i", ids_of.tobytes()),
             tuple(map(tuple, spans_of.reshape(-1, 2).tolist())),
         )
+        if not KEY_FORM.fullmatch(key):
+            raise ValueError(f"{key!r} is no sample key")
         yield PlannedPrompt(key, prompt, file, line, source_id, is_cut)
 
 

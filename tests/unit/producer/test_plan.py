@@ -1,8 +1,11 @@
 """The plan as a file."""
 
+import errno
+import tempfile
 from array import array
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from statetap_contract import Prompt, StatetapError
@@ -86,6 +89,54 @@ def test_a_sample_is_spread_over_the_plan(
     write(tmp_path / "plan.parquet", [planned(number) for number in range(2050)])
     sample = Plan(tmp_path / "plan.parquet", 2050).sample(most)
     assert sample == [planned(number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("key", "zz" * 16),
+        ("loss_spans", [0]),
+        ("loss_spans", [0, 99]),
+        ("token_ids", [-1]),
+        ("token_ids", []),
+    ],
+)
+def test_a_plan_changed_by_hand_is_refused(tmp_path: Path, column: str, value: object) -> None:
+    """Well-formed Parquet that holds no prompt is a sentence, whichever way it is read."""
+    path = tmp_path / "plan.parquet"
+    write(path, [planned(number) for number in range(3)])
+    rows = pq.read_table(path).to_pylist()
+    rows[1][column] = value
+    schema = pq.read_schema(path)
+    pq.write_table(pa.Table.from_pylist(rows, schema), path)
+    plan = Plan(path, 3)
+    for read in (plan.rows, lambda: plan.rows("longest"), lambda: plan.sample(9)):
+        with pytest.raises(StatetapError, match="plan again") as caught:
+            list(read())
+        assert caught.value.kind == "plan-damaged"
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """A plan's keys are all different, or it is none."""
+    path = tmp_path / "plan.parquet"
+    write(path, [planned(0), planned(0)])
+    with pytest.raises(StatetapError, match="twice"):
+        Plan(path, 2).keys()
+
+
+def test_no_room_to_sort_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in which nothing can be written still gives the plan's own order."""
+    write(tmp_path / "plan.parquet", [planned(0)])
+
+    def refuse(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    plan = Plan(tmp_path / "plan.parquet", 1)
+    with pytest.raises(StatetapError, match=r"No space left .* own order") as caught:
+        list(plan.rows("longest"))
+    assert (caught.value.kind, caught.value.exit_code) == ("no-room-to-sort", 3)
+    assert list(plan.rows()) == [planned(0)]
 
 
 def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
