@@ -36,7 +36,7 @@ EXAMPLE = REPOSITORY / "examples" / "data" / "conversations.jsonl"
 #: The plan may take this part of the bare tokenizer's rate.
 BOUND = 0.8
 #: The example's words have so many tokens each, with this tokenizer.
-TOKENS_A_WORD = 1.45
+TOKENS_A_WORD = 2.15
 #: Texts a call of the bare tokenizer.
 CALL_TEXTS = 1000
 

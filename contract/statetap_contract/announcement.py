@@ -4,21 +4,31 @@ A place is one folder of runs on one worker's disk. For each of its runs it has 
 lists that the record names by their epoch: packed samples and packed dead letters. A record never
 promises more than its lists hold, and lists only grow; what was announced and is not there any more
 is taken back by a new epoch, that is by another record and other lists.
+
+A place also has a presence: that somebody speaks for it, and until when what it says is complete.
 """
 
+import hashlib
 import json
 import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final, Self
 
 from statetap_contract.dead_letter import DeadLetter
-from statetap_contract.strict_json import read_record
+from statetap_contract.strict_json import FieldReader, read_record
 
 #: Set of all places.
 PLACES_KEY: Final = "statetap.places"
+
+#: Names a place, in its folder of runs. A leading dot: it is no run.
+PLACE_FILE: Final = ".statetap-place"
+
+#: Characters of that file: a dot and 32 hex digits.
+_PLACE_CHARS: Final = 33
 
 _KEY_BYTES: Final = 16
 _COUNT_BYTES: Final = 4
@@ -32,6 +42,16 @@ def announced_key(place: str) -> str:
 def speaker_key(place: str) -> str:
     """Lease of the worker that speaks for a place."""
     return f"statetap.speaker.{place}"
+
+
+def presence_key(place: str) -> str:
+    """A place's ``Presence``."""
+    return f"statetap.presence.{place}"
+
+
+def serving_key(spec_digest: str) -> str:
+    """Set of the places of workers that listen to a capture spec's queue, or did once."""
+    return f"statetap.serving.{spec_digest}"
 
 
 def announced_samples_key(place: str, run: str, epoch: str) -> str:
@@ -60,6 +80,8 @@ class Announcement:
     folder: str
     #: When it was written, seconds since 1970 by the clock of Redis.
     time_s: int
+    #: Room on the disk of the run's folder then.
+    free_bytes: int
 
     def encode(self) -> bytes:
         """The record as Redis holds it; ``decode`` reads it back."""
@@ -72,6 +94,59 @@ class Announcement:
             return read_record(cls, json.loads(data), "the announcement")
         except RecursionError as error:
             raise ValueError("the announcement is nested too deeply") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """That a place is spoken for, whether or not it holds anything of a run."""
+
+    #: As in ``Announcement``.
+    worker: str
+    host: str
+    folder: str
+    #: All that was durable then is announced; microseconds since 1970 by the clock of Redis.
+    #: 0 until that can be said.
+    time_us: int
+    #: Runs of which it cannot be said.
+    behind: tuple[str, ...]
+
+    def tells(self, run: str) -> bool:
+        """Whether what is announced of a run is all that there was at ``time_us``."""
+        return self.time_us > 0 and run not in self.behind
+
+    def encode(self) -> bytes:
+        """The presence as Redis holds it; ``decode`` reads it back."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Reads ``encode``'s bytes. Raises ValueError when they are no such presence."""
+        try:
+            fields = FieldReader(json.loads(data), "the presence")
+        except RecursionError as error:
+            raise ValueError("the presence is nested too deeply") from error
+        names = {name: fields.take(name, str) for name in ("worker", "host", "folder")}
+        time_us, behind = fields.take("time_us", int), fields.take("behind", list)
+        fields.finish()
+        if not all(isinstance(run, str) for run in behind):
+            raise ValueError("the presence: 'behind' is not a list of runs")
+        return cls(**names, time_us=time_us, behind=tuple(behind))
+
+
+def read_place(runs: Path) -> str:
+    """The name of a folder of runs: 32 hex digits, others for a copy of the folder.
+
+    Raises:
+        OSError: the folder has no name yet, or cannot be read.
+        ValueError: the file that names it is not whole.
+    """
+    file = runs / PLACE_FILE
+    text = file.read_text()
+    if len(text) != _PLACE_CHARS:
+        raise ValueError(f"{file} has {len(text)} characters, not {_PLACE_CHARS}")
+    # The inode tells a copy from the original.
+    seed = f"{text} {file.stat().st_ino}"
+    return hashlib.blake2b(seed.encode(), digest_size=16).hexdigest()
 
 
 def pack_samples(keys: str, num_tokens: "array[int]") -> bytes:

@@ -3,18 +3,27 @@
 import signal
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
+from time import sleep
 
+import h5py
 import psutil
 import pytest
 from celery import Celery
 from statetap_contract import TASK_NAME, Job, Prompt, celery_settings, queue_name
+from statetap_contract.announcement import PLACE_FILE, read_place, speaker_key
+from statetap_local.made_runs import made_run
 from statetap_local.service import Service
 from statetap_local.services import LocalRedis
 from statetap_producer.prompts.prompt_rules import PromptRules
 from statetap_producer.queueing.announcements import Announcements
 from statetap_producer.queueing.broker import Broker
+from statetap_producer.queueing.enqueue import enqueue
+from statetap_producer.queueing.reconcile import reconcile
+from statetap_producer.run.plan import Plan
 from statetap_producer.run.run_folder import RunFolder
 from statetap_producer.run.run_record import PlanCounts, PlanInputs, RunRecord
 from statetap_store import RunScanner
@@ -77,6 +86,37 @@ class Machines:
     def wait_until(self, condition: Callable[[], bool]) -> None:
         self.workers["first"].wait_until(condition, 60)
 
+    def lease(self, name: str) -> object:
+        """Who speaks for one worker's disk."""
+        with self.redis.client() as client:
+            return client.get(speaker_key(read_place(self.tmp_path / name)))
+
+    def is_spoken_for(self, name: str) -> bool:
+        return bool((self.tmp_path / name / PLACE_FILE).exists() and self.lease(name))
+
+    def holdings(self) -> Counter[str]:
+        """How often each key stands on both disks, by the index rows of their shards."""
+        keys: Counter[str] = Counter()
+        for name in self.workers:
+            for path in (self.tmp_path / name / RUN / "shards").glob("*.h5"):
+                with h5py.File(path, locking=False) as shard:
+                    rows = shard["index"][:]
+                keys.update(row["key"].decode() for row in rows if row["state"] == 1)
+        return keys
+
+    def planned(self, num_prompts: int) -> tuple[RunFolder, set[str]]:
+        """The run with a plan, and its keys."""
+        lengths = [3 + number % 40 for number in range(num_prompts)]
+        run = made_run(self.tmp_path / "planned" / RUN, *lengths, spec=SPEC)
+        return run, Plan(run.plan_file, num_prompts).keys()
+
+    def finish(self, run: RunFolder, keys: set[str]) -> None:
+        """Rounds until nothing is pending: every sample is stored once."""
+        self.wait_until(lambda: reconcile(run, self.redis.url, window=0).is_over)
+        for worker in self.workers.values():
+            worker.stop()
+        assert self.holdings() == Counter(keys)
+
 
 def job_of(number: int) -> Job:
     ids = array("i", [(7 * number + i) % 1000 for i in range(1 + number % 50)])
@@ -135,3 +175,52 @@ def test_a_killed_announcer_is_replaced(machines: Machines) -> None:
             child.send_signal(signal.SIGKILL)
     expected |= machines.send(range(50, 60))
     machines.wait_until(lambda: machines.look().keys == expected)
+
+
+def test_a_wiped_redis_costs_nothing_on_disks_that_cannot_be_seen(machines: Machines) -> None:
+    """FLUSHALL in the middle and reconcile at once; nobody has looked since enqueue."""
+    run, keys = machines.planned(200)
+    is_reached, go_on = Event(), Event()
+
+    def behave(_key: str, _attempt: int) -> None:
+        if sum(machines.server.asked.values()) >= 100:
+            is_reached.set()
+            go_on.wait(60)
+
+    machines.server.behaviour = behave
+    assert enqueue(run, machines.redis.url, window=0).num_enqueued == 200
+    assert is_reached.wait(60)
+    # Of what is in flight nobody can know.
+    machines.wait_until(lambda: len(machines.holdings()) >= 90)
+    with machines.redis.client() as client:
+        client.flushall()
+    go_on.set()
+    machines.wait_until(lambda: len(machines.holdings()) >= 99)
+    outcome = reconcile(run, machines.redis.url, window=0)
+    assert outcome.silent_workers == ()
+    assert outcome.numbers.stored >= 99
+    machines.finish(run, keys)
+
+
+def test_a_worker_that_was_killed_and_started_again_speaks_at_once(machines: Machines) -> None:
+    """A round right after that finds what it stored since."""
+    run, keys = machines.planned(120)
+    machines.workers.pop("second").stop()
+    machines.wait_until(lambda: machines.is_spoken_for("first"))
+    machines.server.behaviour = lambda _key, _attempt: sleep(0.05)
+    assert enqueue(run, machines.redis.url, window=0).num_enqueued == 120
+    machines.wait_until(lambda: len(machines.stored("first")) >= 20)
+    killed = machines.workers["first"]
+    parent = psutil.Process(killed.pid)
+    for process in (parent, *parent.children(recursive=True)):
+        process.kill()
+    killed.wait(30)
+    with machines.redis.client() as client:
+        client.delete(queue_name(SPEC.digest), "unacked", "unacked_index")
+    lease = machines.lease("first")
+    machines.workers["first"] = machines.start_worker("first")
+    # The lease of the killed one would last for 20 seconds.
+    machines.workers["first"].wait_until(lambda: machines.lease("first") != lease, 15)
+    assert lease
+    assert machines.lease("first")
+    machines.finish(run, keys)

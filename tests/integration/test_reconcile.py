@@ -172,7 +172,9 @@ def test_a_queue_emptied_by_hand_is_filled_again(scene: Scene) -> None:
     outcome = scene.reconcile()
     assert outcome.numbers.in_flight is not None
     assert outcome.numbers.in_flight >= 1
-    assert outcome.num_enqueued == outcome.numbers.missing == scene.num_waiting()
+    assert outcome.num_enqueued == outcome.numbers.missing
+    # A process that had nothing to do when the queue was emptied may have taken one by now.
+    assert 0 <= outcome.num_enqueued - scene.num_waiting() <= 1
     go_on.set()
     scene.finish()
     # None was asked for twice.

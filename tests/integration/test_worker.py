@@ -283,6 +283,37 @@ def test_a_retry_that_redis_does_not_take_is_not_lost(bench: Bench) -> None:
     assert bench.dead_letters() == []
 
 
+def test_a_redis_without_memory_is_waited_for(bench: Bench) -> None:
+    """It refuses acknowledgements: an outage like any other, also at the start and at the end.
+
+    A message that was being taken may be lost, and one that was done may stay: as in any outage.
+    """
+    jobs = bench.send_jobs([5] * 60)
+
+    def take_a_while(_key: str, _attempt: int) -> None:
+        Event().wait(0.1)
+
+    bench.server.behaviour = take_a_while
+    bench.wait_until(lambda: len(bench.stored_keys()) >= 5)
+    with bench.redis.client() as client:
+        client.config_set("maxmemory", 1)
+        try:
+            bench.wait_until(lambda: "maxmemory" in bench.worker.log.read_text())
+            bench.worker.stop()
+            assert bench.worker.wait(0) == 0
+            assert len(bench.stored_keys()) < 60
+            bench.worker.log.unlink()
+            bench.worker = bench.start_worker()
+            bench.wait_until(lambda: "Trying to reconnect" in bench.worker.log.read_text())
+        finally:
+            client.config_set("maxmemory", 0)
+    # As reconcile does.
+    bench.send_jobs([5] * 60)
+    bench.wait_until(lambda: len(bench.stored_keys()) == 60)
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
+
+
 def test_an_unpatched_server_is_refused(tmp_path: Path, local_redis: LocalRedis) -> None:
     """Before any job is taken, with a sentence and code 3."""
     with StandInServer(tmp_path) as server:

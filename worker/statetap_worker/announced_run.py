@@ -1,5 +1,6 @@
 """AnnouncedRun: keeps the announcement of one run in step with the run's folder."""
 
+import shutil
 import time
 import uuid
 from pathlib import Path
@@ -30,10 +31,20 @@ class AnnouncedRun:
         self._is_complete = True
         self._announced_at = 0.0
         self._tail: RunTail | None = None
+        self._num_looks = 0
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all is announced that was durable before the last look but one.
+
+        The last sample of a shard is announced by the second look at it.
+        """
+        return self._num_looks > 1
 
     def begin_again(self) -> None:
         """What is in Redis is not what was left there: the next look announces everything."""
         self._tail = None
+        self._num_looks = 0
 
     def look(self) -> None:
         """Announces what is new.
@@ -60,6 +71,8 @@ class AnnouncedRun:
             self._is_complete = True
         elif waiting or not self._is_complete or (self._is_old and not self._is_empty):
             self._add(waiting, is_complete=True)
+        if self._tail is not None:
+            self._num_looks += 1
 
     @property
     def _is_empty(self) -> bool:
@@ -85,6 +98,7 @@ class AnnouncedRun:
             samples=[news.samples for news in waiting if news.samples],
             letters=[pack_letters(letters)] if letters else [],
             num_samples=sum(news.num_samples for news in waiting),
+            free_bytes=shutil.disk_usage(self._folder).free,
             is_complete=is_complete,
         )
         if published is None:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks, and the most after failures.
 _INTERVAL_S: Final = 1.0
-_LONGEST_WAIT_S: Final = 60.0
+_LONGEST_WAIT_S: Final = 5.0
 
 #: Seconds that the end of the process waits for a look that is under way.
 _JOIN_S: Final = 10.0
@@ -34,10 +34,15 @@ class Announcer:
     """A thread in one child of each worker; of those that share a folder of runs, one speaks.
 
     It must not be started in a process that forks: a lock might be held at that moment.
+
+    Args:
+        settings: the worker's.
+        spec_digest: of the capture spec to whose queue the worker listens.
     """
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, spec_digest: str) -> None:
         self._settings = settings
+        self._spec_digest = spec_digest
         self._client = redis.Redis.from_url(
             settings.redis_url,
             socket_connect_timeout=5,
@@ -48,6 +53,8 @@ class Announcer:
         self._board: NoticeBoard | None = None
         self._is_speaker = False
         self._runs: dict[str, AnnouncedRun] = {}
+        #: When the last look began, by the clock of Redis; 0 where it does not count.
+        self._looked_us = 0
         #: What cannot be done at the moment, and was logged.
         self._failing: set[str] = set()
         self._is_over = threading.Event()
@@ -72,10 +79,11 @@ class Announcer:
         self._client.close()
 
     def _announce(self) -> None:
-        wait_s = _INTERVAL_S
+        # At once: a worker is known from its start.
+        wait_s = 0.0
         while not self._is_over.wait(wait_s):
             is_good = self._try_look()
-            wait_s = _INTERVAL_S if is_good else min(2 * wait_s, _LONGEST_WAIT_S)
+            wait_s = _INTERVAL_S if is_good else min(max(_INTERVAL_S, 2 * wait_s), _LONGEST_WAIT_S)
 
     def _try_look(self) -> bool:
         try:
@@ -89,6 +97,7 @@ class Announcer:
             self._failing.discard("announcements")
             return True
         self._is_speaker = False
+        self._looked_us = 0
         return False
 
     def look(self) -> None:
@@ -102,12 +111,16 @@ class Announcer:
             settings = self._settings
             speaker = Speaker(settings.name, socket.gethostname(), str(settings.runs))
             self._board = NoticeBoard(self._client, place_of(settings.runs), speaker)
+        self._board.serve(self._spec_digest)
         was_speaker, self._is_speaker = self._is_speaker, self._board.take_word()
         if not self._is_speaker:
+            self._looked_us = 0
             return
+        begun_us = self._board.now_us()
         on_disk = self._runs_on_disk()
-        if not was_speaker:
-            # What is in Redis now is not known: another one may have spoken meanwhile.
+        if not self._board.is_as_left() or not was_speaker:
+            # What is in Redis now is not known: it may have lost it, or another one spoken.
+            self._looked_us = 0
             for run in self._runs.values():
                 run.begin_again()
         recorded = set() if was_speaker else self._board.runs()
@@ -118,6 +131,9 @@ class Announcer:
             if name not in self._runs:
                 self._runs[name] = AnnouncedRun(name, self._settings.runs / name, self._board)
             self._look_at(name)
+        behind = [name for name, run in self._runs.items() if not run.is_caught_up]
+        self._board.appear(self._looked_us, sorted(behind))
+        self._looked_us = begun_us
 
     def _look_at(self, name: str) -> None:
         try:

@@ -54,6 +54,9 @@ class WorkerShell:
             task_default_queue=queue_name(capture.spec.digest),
             worker_pool="prefork",
             worker_concurrency=settings.num_processes,
+            # Redis without memory refuses what a worker sends, acknowledgements too: an outage
+            # like any other.
+            broker_channel_error_retry=True,
         )
 
         # ``decide`` ends retries before Celery would. Celery's own bound and delay are for a

@@ -1,6 +1,5 @@
 """NoticeBoard: where one place's announcements stand in Redis."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -10,13 +9,25 @@ import redis
 from statetap_contract.announcement import (
     PLACES_KEY,
     Announcement,
+    Presence,
     announced_key,
     announced_letters_key,
     announced_samples_key,
+    presence_key,
+    serving_key,
     speaker_key,
 )
 
+from statetap_worker.lease_holder import LeaseHolder
+
 _PUBLISH: Final = files("statetap_worker").joinpath("publish.lua").read_text()
+
+#: Writes a value where another one stands. Returns 0, and does nothing, where it does not.
+_REPLACE: Final = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+return 1
+"""
 
 #: Seconds after which another worker speaks for a place whose speaker was killed.
 _LEASE_S: Final = 20
@@ -42,23 +53,66 @@ class NoticeBoard:
         self._place = place
         self._speaker = speaker
         self._publish = client.register_script(_PUBLISH)
-        # A child that takes the place of a killed one has the same parent, and goes on at once.
-        self._lease = f"{speaker.worker}@{speaker.host}:{os.getppid()}"
+        self._replace = client.register_script(_REPLACE)
+        self._lease = LeaseHolder.here(speaker.worker, speaker.host)
+        #: The presence as it was left in Redis.
+        self._presence: bytes | None = None
 
     def take_word(self) -> bool:
         """Whether this is the one that speaks for the place, now and for the next seconds."""
-        key = speaker_key(self._place)
-        if self._client.set(key, self._lease, nx=True, ex=_LEASE_S):
+        key, lease = speaker_key(self._place), self._lease.encode()
+        if self._client.set(key, lease, nx=True, ex=_LEASE_S):
             return True
-        if self._client.get(key) != self._lease.encode():
+        held = cast(bytes | None, self._client.get(key))
+        if held == lease:
+            self._client.expire(key, _LEASE_S)
+            return True
+        if held is None or not self._lease.succeeds(held):
             return False
-        self._client.expire(key, _LEASE_S)
+        self._client.set(key, lease, ex=_LEASE_S)
         return True
 
     def give_word(self) -> None:
         """Lets another worker speak at once."""
         if self.take_word():
             self._client.delete(speaker_key(self._place))
+
+    def serve(self, spec_digest: str) -> None:
+        """Says that a worker of the place listens to a queue, whoever speaks for the place."""
+        self._client.sadd(serving_key(spec_digest), self._place)
+
+    def now_us(self) -> int:
+        """Microseconds since 1970 by the clock of Redis."""
+        seconds, microseconds = self._client.time()
+        return 1_000_000 * seconds + microseconds
+
+    def is_as_left(self) -> bool:
+        """Whether Redis has lost nothing of the place since ``appear``; else nothing is said."""
+        held = self._client.get(presence_key(self._place))
+        if self._presence is not None and held == self._presence:
+            return True
+        self._presence = self._presence_of(0, ())
+        with self._client.pipeline() as pipeline:
+            pipeline.set(presence_key(self._place), self._presence)
+            pipeline.sadd(PLACES_KEY, self._place)
+            pipeline.execute()
+        return False
+
+    def appear(self, time_us: int, behind: Sequence[str]) -> None:
+        """Says until when the announcements are complete, unless Redis has lost some meanwhile.
+
+        Args:
+            time_us: see ``Presence``.
+            behind: runs for which this is not so.
+        """
+        presence = self._presence_of(time_us, behind)
+        if self._replace(keys=[presence_key(self._place)], args=[self._presence or b"", presence]):
+            self._presence = presence
+
+    def _presence_of(self, time_us: int, behind: Sequence[str]) -> bytes:
+        speaker = self._speaker
+        presence = Presence(speaker.worker, speaker.host, speaker.folder, time_us, tuple(behind))
+        return presence.encode()
 
     def runs(self) -> set[str]:
         """The runs that there are records of."""
@@ -68,7 +122,7 @@ class NoticeBoard:
     def blank(self, epoch: str) -> Announcement:
         """The record of an epoch of which nothing is published yet."""
         speaker = self._speaker
-        return Announcement(epoch, 0, 0, 0, speaker.worker, speaker.host, speaker.folder, 0)
+        return Announcement(epoch, 0, 0, 0, speaker.worker, speaker.host, speaker.folder, 0, 0)
 
     def add(
         self,
@@ -77,6 +131,7 @@ class NoticeBoard:
         samples: Sequence[bytes] = (),
         letters: Sequence[bytes] = (),
         num_samples: int = 0,
+        free_bytes: int = 0,
         *,
         is_complete: bool,
     ) -> Announcement | None:
@@ -88,6 +143,7 @@ class NoticeBoard:
             samples: batches as ``pack_samples`` makes them.
             letters: batches as ``pack_letters`` makes them.
             num_samples: samples in these batches.
+            free_bytes: room on the run's disk.
             is_complete: whether the producer shall go by the epoch from now on, and by no other.
 
         Returns:
@@ -103,6 +159,7 @@ class NoticeBoard:
             num_letter_batches=published.num_letter_batches + len(letters),
             num_samples=published.num_samples + num_samples,
             time_s=seconds,
+            free_bytes=free_bytes,
         )
         done = self._publish(
             keys=[

@@ -42,7 +42,7 @@ class WorkerProcess:
         #: In one process of the worker: it announces what all of them store.
         self._announcer: Announcer | None = None
         if slot == 0:
-            self._announcer = Announcer(settings)
+            self._announcer = Announcer(settings, capture.spec.digest)
             self._announcer.start()
 
     def extract(self, job: Job) -> Outcome:

@@ -54,7 +54,6 @@ def fill_queue(  # noqa: PLR0913  one for each option
     ] = "plan",
 ) -> None:
     """Queue every prompt that is neither stored, dead nor queued."""
-    from statetap_producer.planning.make_plan import PlanRequest
     from statetap_producer.queueing.enqueue import enqueue
     from statetap_producer.run.run_folder import RunFolder
 
@@ -62,6 +61,9 @@ def fill_queue(  # noqa: PLR0913  one for each option
     if dataset is not None:
         if model is None:
             raise UsageError("model-not-given", "to plan a dataset, give --model MODEL_DIR too")
+        # Seconds of imports, which those who have a plan need not wait for.
+        from statetap_producer.planning.make_plan import PlanRequest
+
         make_and_show_plan(
             PlanRequest(dataset, folder, model, wish(server, layers, dtype, norm), max_tokens)
         )

@@ -37,7 +37,7 @@ def put_back(
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORKER", help="Extract anew what this silent worker holds."),
+        typer.Option(metavar="WORKER", help="Give this worker up: its disk is gone."),
     ] = None,
     window: WindowOption = DEFAULT_WINDOW,
 ) -> None:
@@ -49,8 +49,13 @@ def put_back(
 
     folder = RunFolder(run)
 
+    given_up = list(without or ())
+
     def look() -> "ReconcileOutcome":
-        return reconcile(folder, redis, window=window, without=without or ())
+        outcome = reconcile(folder, redis, window=window, without=given_up)
+        # Once is enough, and one that comes back later is welcome.
+        given_up.clear()
+        return outcome
 
     if every is None:
         Console().print(round_view(look()), highlight=False)

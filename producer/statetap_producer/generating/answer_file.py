@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from statetap_contract import UsageError
 from statetap_contract.strict_json import FieldReader
@@ -49,6 +49,8 @@ class AnswerCounts:
     num_left_out: int
     #: Rows with an answer that ended because it had as many tokens as were allowed.
     num_cut: int
+    #: Of the rows left out, those that the server did not answer. It may another time.
+    num_refused: int = 0
 
 
 class PartialFile:
@@ -91,9 +93,9 @@ class PartialFile:
     def __contains__(self, digest: object) -> bool:
         return digest in self._places
 
-    def append(self, digest: bytes, row: dict[str, Any], *, is_cut: bool) -> None:
-        """Adds a row; ``is_cut`` where one of its answers is. Raises OSError."""
-        text = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+    def append(self, digest: bytes, row: bytes, *, is_cut: bool) -> None:
+        """Adds a row, as JSON; ``is_cut`` where one of its answers is. Raises OSError."""
+        text = row + b"\n"
         self._write(digest.hex().encode() + _MARKS[is_cut] + text)
         self._places[digest] = (self._end - len(text), len(text))
         if is_cut:
@@ -103,17 +105,18 @@ class PartialFile:
         """Of the rows with these digests, those with an answer that was cut."""
         return sum(digest in self._cut for digest in digests)
 
-    def publish(self, out: Path, digests: Iterable[bytes]) -> None:
+    def publish(self, out: Path, digests: Iterable[bytes], *, is_final: bool) -> None:
         """Writes FILE: the rows with these digests, as far as they are there, in this order.
 
-        Raises OSError.
+        This file goes, unless a later call is to add rows. Raises OSError.
         """
         with durable_file(out) as temporary, temporary.open("wb") as stream:
             for digest in digests:
                 if (place := self._places.get(digest)) is not None:
                     start, num_bytes = place
                     stream.write(os.pread(self._fd, num_bytes, start))
-        self._path.unlink()
+        if is_final:
+            self._path.unlink()
 
     def _write(self, line: bytes) -> None:
         # In one piece, so that a signal finds either all of it or an end that is cut when it is

@@ -5,7 +5,6 @@ own, and the answers have fields that it does not know.
 """
 
 import asyncio
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Final, Self
 import httpx
 from statetap_contract import MissingError, RejectError, UsageError
 
+from statetap_producer.generating.json_form import json_form
 from statetap_producer.reading.turns import ASSISTANT, message_of
 
 #: Seconds: a long answer behind a full queue takes minutes.
@@ -31,6 +31,9 @@ _MENDED_BY_TIME: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 #: Answers that every request would get.
 _MISTAKES: Final = frozenset({401, 403, 404, 405})
+
+#: Kinds of rows that the server did not answer, as opposed to those that cannot be asked for.
+REFUSALS: Final = ("request-refused", "server-error")
 
 #: Fields of an answer that are kept, beside its role and content.
 _KEPT: Final = ("reasoning_content", "tool_calls")
@@ -124,8 +127,9 @@ class ChatClient:
             tools: what may be called.
 
         Raises:
-            RejectError: kind ``request-refused``, the server will not answer this; or those of
-                ``message_of``: the answer is no turn of a conversation.
+            RejectError: kind ``request-refused``, the server will not answer this;
+                those of ``json_form``; or those of ``message_of``: the answer is no turn of a
+                conversation.
             ServerFaultError: kind ``server-error``: it fails on this.
             MissingError: kind ``server-unreachable`` or ``server-refuses``: no request is answered.
         """
@@ -138,26 +142,37 @@ class ChatClient:
             body["tools"] = list(tools)
         if self._sampling.temperature is not None:
             body["temperature"] = self._sampling.temperature
-        choice, num_tokens = await self._ask(body)
+        choice, num_tokens = await self._ask(json_form(body))
         return Answer(
             message=_turn_of(choice["message"]),
             num_tokens=num_tokens,
             is_cut=choice.get("finish_reason") == "length",
         )
 
-    async def _ask(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    async def _ask(self, body: bytes) -> tuple[dict[str, Any], int]:
         """The first choice of the answer, and its tokens."""
         response: httpx.Response | None = None
+        is_reached = False
         reason = ""
         for number in range(_NUM_TRIES):
             if number:
                 await asyncio.sleep(_wait_s(number, response))
             try:
-                response = await self._http.post("/v1/chat/completions", json=body)
+                response = await self._http.post(
+                    "/v1/chat/completions",
+                    content=body,
+                    headers={"Content-Type": "application/json"},
+                )
             except httpx.TransportError as error:
-                response = None
+                response, is_reached = None, False
                 reason = str(error) or type(error).__name__
                 continue
+            except httpx.RequestError as error:
+                # An answer came, and cannot be decompressed.
+                response, is_reached = None, True
+                reason = f"its answer cannot be read: {error}"
+                continue
+            is_reached = True
             if response.status_code in _MISTAKES:
                 raise _refuses(self._http, response)
             if response.is_client_error and response.status_code not in _MENDED_BY_TIME:
@@ -165,7 +180,7 @@ class ChatClient:
             if response.is_success and (found := _choice_in(response)) is not None:
                 return found
             reason = f"{response.status_code}: {_told(response)}"
-        if response is None:
+        if not is_reached:
             raise _unreachable(self._http, reason)
         raise ServerFaultError(
             "server-error", f"the server fails on it {_NUM_TRIES} times: {reason}"
@@ -181,7 +196,7 @@ async def _chosen_model(http: httpx.AsyncClient, url: str, wanted: str | None) -
         raise _refuses(http, error.response) from error
     except httpx.UnsupportedProtocol:
         raise
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         raise _unreachable(http, str(error) or type(error).__name__) from error
     except (ValueError, TypeError, KeyError) as error:
         raise MissingError(
@@ -210,7 +225,7 @@ def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
             call
             | {
                 "function": call["function"]
-                | {"arguments": json.dumps(call["function"]["arguments"])}
+                | {"arguments": json_form(call["function"]["arguments"]).decode()}
             }
             for call in sent["tool_calls"]
         ]

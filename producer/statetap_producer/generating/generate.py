@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +17,13 @@ from statetap_producer.generating.answer_file import (
     MadeRecord,
     PartialFile,
 )
-from statetap_producer.generating.chat_client import ChatClient, Sampling, ServerFaultError
+from statetap_producer.generating.chat_client import (
+    REFUSALS,
+    ChatClient,
+    Sampling,
+    ServerFaultError,
+)
+from statetap_producer.generating.json_form import json_form
 from statetap_producer.generating.missing_answers import conversation_in, turns_to_ask
 from statetap_producer.reading.conversation import Conversation, parse_row
 from statetap_producer.reading.dataset import Dataset, RawRow
@@ -83,7 +88,9 @@ def generate(
 ) -> GenerateOutcome:
     """Answers what is not answered yet, and writes the file when that is all.
 
-    Whatever ends it early, answered rows are kept in ``FILE.partial`` for the next call.
+    Whatever ends it early, answered rows are kept in ``FILE.partial`` for the next call. They are
+    kept beside the finished file too where the server did not answer rows, for which the next
+    call asks again.
 
     Args:
         request: what is asked for.
@@ -94,7 +101,8 @@ def generate(
             ``PartialFile.open`` and ``MadeRecord.find``.
         MissingError: kind ``folder-missing``, no folder for the file; those of
             ``ChatClient.answer``; or ``server-fails``, it answers nothing but errors.
-        CheckError: kind ``row-refused``: strict, and a row would be left out.
+        CheckError: kind ``row-refused``: strict, and a row would be left out;
+            ``nothing-answered``: all of them would be.
         StatetapError: what ``Dataset`` raises.
     """
     if not request.out.absolute().parent.is_dir():
@@ -102,7 +110,21 @@ def generate(
     temperature = request.sampling.temperature
     if temperature is not None and not math.isfinite(temperature):
         raise UsageError("temperature", f"{temperature} is no temperature; give one from 0 to 2")
-    return asyncio.run(_Generation(request, on_progress).run())
+    outcome = asyncio.run(_outcome_or_exit(_Generation(request, on_progress)))
+    if isinstance(outcome, SystemExit):
+        raise outcome
+    return outcome
+
+
+async def _outcome_or_exit(generation: "_Generation") -> GenerateOutcome | SystemExit:
+    """What ``run`` returns; an exit, as by a signal, as a value.
+
+    Raised in one task it ends the loop, and asyncio would complain that this one has it too.
+    """
+    try:
+        return await generation.run()
+    except SystemExit as stop:
+        return stop
 
 
 class _Generation:
@@ -129,19 +151,33 @@ class _Generation:
             )
             made = MadeRecord(request.out)
             dataset_digest = self._dataset.digest()
-            if (counts := made.find(dataset_digest, inputs)) is not None:
-                return GenerateOutcome(client.model, counts, False, self._progress)
             partial_path = request.out.with_name(f"{request.out.name}.partial")
+            counts = made.find(dataset_digest, inputs)
+            if counts is not None and not (counts.num_refused and partial_path.exists()):
+                return GenerateOutcome(client.model, counts, False, self._progress)
             with PartialFile.open(partial_path, inputs) as partial:
                 await self._answer_all(client, partial)
+                self._check_answered()
+                num_left_out = self._progress.num_left_out
                 counts = AnswerCounts(
                     num_rows=self._progress.num_rows,
-                    num_left_out=self._progress.num_left_out.total(),
+                    num_left_out=num_left_out.total(),
                     num_cut=partial.num_cut(self._digests),
+                    num_refused=sum(num_left_out[kind] for kind in REFUSALS),
                 )
                 made.write(dataset_digest, inputs, counts)
-                partial.publish(request.out, self._digests)
+                partial.publish(request.out, self._digests, is_final=not counts.num_refused)
         return GenerateOutcome(client.model, counts, True, self._progress)
+
+    def _check_answered(self) -> None:
+        """Raises CheckError, kind ``nothing-answered``, where every row would be left out."""
+        progress = self._progress
+        if not progress.num_rows and (num_left_out := progress.num_left_out.total()):
+            raise CheckError(
+                "nothing-answered",
+                f"no row could be answered, {num_left_out:,} left out, the first because: "
+                f"{progress.faults[0]}; mend that, then run the command again",
+            )
 
     async def _answer_all(self, client: ChatClient, partial: PartialFile) -> None:
         rows = self._dataset.rows()
@@ -176,13 +212,14 @@ class _Generation:
         answered |= {"messages": conversation.messages, "source": f"{raw.file}:{raw.line}"}
         if conversation.tools is not None:
             answered["tools"] = conversation.tools
-        digest = hashlib.blake2b(json.dumps(answered).encode(), digest_size=16).digest()
+        digest = hashlib.blake2b(json_form(answered), digest_size=16).digest()
         self._digests.append(digest)
         if digest in partial:
             progress.num_rows_before += 1
         else:
             messages, is_cut = await self._ask(client, conversation, asked)
-            partial.append(digest, answered | {"messages": messages}, is_cut=is_cut)
+            text = json_form(answered | {"messages": messages})
+            partial.append(digest, text, is_cut=is_cut)
         progress.num_rows += 1
 
     async def _ask(

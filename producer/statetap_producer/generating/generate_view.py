@@ -59,6 +59,11 @@ def generate_summary(outcome: GenerateOutcome, out: str) -> RenderableType:
             f"{num_rows:,} {kind}" for kind, num_rows in progress.num_left_out.most_common()
         )
         lines.append(f"{counted(counts.num_left_out, 'row')} left out: {by_kind}")
+    if counts.num_refused:
+        lines.append(
+            f"the same command asks again for {counted(counts.num_refused, 'row')} that the server "
+            "did not answer"
+        )
     faults = [f"  {fault}" for fault in progress.faults]
     if (num_unnamed := counts.num_left_out - len(faults)) > 0:
         faults.append(f"  and {num_unnamed:,} more")

@@ -1,7 +1,6 @@
 """A model's chat template: foreign code that turns messages into text."""
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -92,24 +91,3 @@ class ChatTemplate:
                 "template-refused", f"the chat template refuses the conversation: {error!s:.200}"
             ) from error
         return text, spans[0] if has_blocks else []
-
-
-def with_text_arguments(messages: Sequence[Message]) -> list[Message] | None:
-    """The messages with the arguments of tool calls as JSON text; None where there are none.
-
-    Some templates iterate over arguments, others put them together with text.
-    """
-    if not any(message.get("tool_calls") for message in messages):
-        return None
-    return [
-        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else message
-        for message in messages
-    ]
-
-
-def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call["function"]
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -39,6 +39,8 @@ def answer_spans(
     render: Render,
     shape: TurnShape,
     special_tokens: Sequence[str],
+    *,
+    stop: int,
 ) -> list[Span]:
     """Character spans of the assistant's turns in a rendered conversation, ascending.
 
@@ -51,6 +53,8 @@ def answer_spans(
         render: the chat template.
         shape: what is known of the template.
         special_tokens: texts of the tokenizer's special tokens.
+        stop: characters of the text that are asked about; turns that start behind them are not
+            looked for.
 
     Raises:
         RejectError: kind ``assistant-first``, ``template-moves-text``, ``template-refused`` or
@@ -72,6 +76,8 @@ def answer_spans(
     spans: list[Span] = []
     for turn in turns:
         start = starts.find(turn)
+        if start >= stop < len(text):
+            break
         end = ends.find(turn, start)
         if end < start or (spans and start < spans[-1][1]):
             raise _moved(f"puts turn {turn + 1} before the one that precedes it")
@@ -109,6 +115,23 @@ class _Starts:
                 return position + len(given)
         return None
 
+    def _after_alike(self, before: str, position: int) -> int | None:
+        """The same, where white space between a content and the generation prompt may differ."""
+        start = self._after(before, position)
+        prompt = self._shape.generation_prompt
+        if start is not None or not prompt or not before.endswith(prompt):
+            return start
+        given = before.removesuffix(prompt)
+        at = position - len(prompt)
+        # An empty turn before this one has the prompt, and no mark behind it.
+        for _ in range(given.count(prompt) + 1):
+            at = self._text.find(prompt, at + len(prompt))
+            if at < 0:
+                return None
+        if _without_blanks(self._text[position:at]) != _without_blanks(given):
+            return None
+        return at + len(prompt)
+
     def _text_before(self, turn: int) -> str:
         """What the model is given to produce a turn."""
         try:
@@ -133,7 +156,7 @@ class _Starts:
         ):
             raise _moved(f"shows what precedes turn {turn + 1} differently once more turns follow")
         # The same content ends here in both texts, so what follows it must be alike.
-        start = self._after(before[last.position :], places[here[0]].position)
+        start = self._after_alike(before[last.position :], places[here[0]].position)
         following = places[here[0] + 1 :]
         if start is None or any(
             place.position < start and place.message != turn for place in following
@@ -196,8 +219,10 @@ class _Ends:
     def find(self, turn: int, start: int) -> int:
         message = self._messages[turn]
         content = message["content"] or ""
-        # A special token ends the turn, so nothing can stand between the content and its end.
-        for written in (content, content.strip()):
+        # A special token ends the turn, so nothing can stand between the content and its end. Calls
+        # follow the content, and some templates write them under a header of their own.
+        directly = () if message.get("tool_calls") else (content, content.strip())
+        for written in directly:
             if self._text.startswith(written, start):
                 for ending in self._shape.endings:
                     if self._text.startswith(ending, start + len(written)):
@@ -264,6 +289,10 @@ class _Ends:
         """White space after a special token separates turns; any other belongs to the answer."""
         trimmed = text.rstrip()
         return trimmed if trimmed.endswith(self._special_tokens) else text
+
+
+def _without_blanks(text: str) -> str:
+    return "".join(text.split())
 
 
 def _skip_blanks(text: str, start: int) -> int:

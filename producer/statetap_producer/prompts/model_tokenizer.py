@@ -33,7 +33,9 @@ class ModelTokenizer:
         #: Largest id that a text can be given.
         self.largest_id = max(tokenizer.get_vocab().values(), default=0)
         #: The chat template, None where the folder has none.
-        self.template = _template_of(tokenizer)
+        self.template = _template_of(tokenizer, has_tools=False)
+        #: The one for conversations with tools, which may be another.
+        self.tool_template = _template_of(tokenizer, has_tools=True)
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -87,9 +89,9 @@ def _load(folder: Path) -> Any:
     return tokenizer
 
 
-def _template_of(tokenizer: Any) -> ChatTemplate | None:
+def _template_of(tokenizer: Any, *, has_tools: bool) -> ChatTemplate | None:
     try:
-        source = str(tokenizer.get_chat_template())
+        source = str(tokenizer.get_chat_template(tools=[] if has_tools else None))
     except ValueError:
         return None
     return ChatTemplate(source, tokenizer.special_tokens_map)

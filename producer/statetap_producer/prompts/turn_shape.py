@@ -1,5 +1,6 @@
 """How a chat template begins and ends an assistant's turn, learned from a made-up conversation."""
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -34,8 +35,8 @@ class TurnShape:
     #: Whether there is no generation prompt because answers have no header: they follow what ends
     #: the question.
     is_headerless: bool
-    #: From an answer's content to its end-of-turn token, in the last turn and in earlier ones;
-    #: none where turns end without a special token.
+    #: From an answer's content to the end of its last end-of-turn token, in the last turn and in
+    #: earlier ones; none where turns end without a special token.
     endings: tuple[str, ...]
     #: Everything after the content of the last turn.
     closing: str
@@ -71,10 +72,15 @@ def learn_turn_shape(render: Render, special_tokens: Collection[str]) -> TurnSha
     earlier_beginning, _, before_question = earlier.partition(_ANSWER["content"])
     before_answer = reopened.partition(_ANSWER["content"])[2]
     generation_prompt = opened[_shared(asked, opened) :]
-    last = _through_special_token(closing, special_tokens)
-    # A turn ends alike whether a question follows or another answer; what begins these differs.
-    shared = before_question[: _shared(before_question, before_answer)]
-    endings = (last, _through_special_token(shared, special_tokens))
+    # What ends the text and what precedes a question begin with the end of the turn. Several
+    # tokens may make it up; headers and a token that ends the text stand in one of them alone.
+    last = _through_special_token(closing, special_tokens, _shared(closing, before_question))
+    endings: tuple[str | None, ...] = (last,)
+    if last is None:
+        # A turn ends alike whether a question follows or another answer.
+        shared = before_question[: _shared(before_question, before_answer)]
+        last = _through_special_token(closing, special_tokens)
+        endings = (last, _through_special_token(shared, special_tokens))
     return TurnShape(
         generation_prompt=generation_prompt,
         opened_thought=_rest(beginning, opened) or _rest(earlier_beginning, opened),
@@ -128,11 +134,20 @@ def prove_blocks(render_with_blocks: RenderWithBlocks) -> None:
         )
 
 
-def _through_special_token(text: str, special_tokens: Collection[str]) -> str | None:
-    """The text up to the end of its first special token, None where it holds none."""
-    found = [(at, token) for token in special_tokens if (at := text.find(token)) >= 0]
-    if not found:
-        return None
+def _through_special_token(
+    text: str, special_tokens: Collection[str], within: int | None = None
+) -> str | None:
+    """The text up to the end of its first special token, None where it holds none.
+
+    Args:
+        text: to look into.
+        special_tokens: texts of the tokenizer's special tokens.
+        within: characters; given, the last token that ends there or before is taken instead.
+    """
     # Of tokens that start alike, the tokenizer takes the longest.
-    first, token = min(found, key=lambda place: (place[0], -len(place[1])))
-    return text[: first + len(token)]
+    by_length = sorted(filter(None, special_tokens), key=len, reverse=True)
+    pattern = "|".join(map(re.escape, by_length))
+    ends = [found.end() for found in re.finditer(pattern, text)] if pattern else []
+    if within is not None:
+        ends = [end for end in ends if end <= within][-1:]
+    return text[: ends[0]] if ends else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, Self, cast
 from urllib.parse import urlsplit
 
@@ -9,11 +10,23 @@ import redis
 from redis.exceptions import NoPermissionError
 from statetap_contract import MissingError, UsageError
 
+#: Hash in which Celery's Redis transport keeps messages that were taken and not acknowledged.
+UNACKED: Final = "unacked"
+
 #: Seconds to wait for a connection before Redis counts as unreachable.
 _CONNECT_S: Final = 3.0
 
 #: Seconds to wait for an answer: a busy disk under the append-only file takes some of them.
 _ANSWER_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RedisMemory:
+    """How much memory Redis uses, and may use."""
+
+    used_bytes: int
+    #: ``maxmemory``; 0 is no limit.
+    limit_bytes: int
 
 
 class Broker:
@@ -24,8 +37,8 @@ class Broker:
 
     Raises:
         UsageError: kind ``redis-url``.
-        MissingError: kind ``redis-unreachable``, ``redis-password`` or ``redis-full``; also by
-            the methods.
+        MissingError: kind ``redis-unreachable``, ``redis-password``, ``redis-full`` or
+            ``redis-foreign-key``; also by the methods.
     """
 
     def __init__(self, url: str) -> None:
@@ -76,11 +89,16 @@ class Broker:
         with self.asking():
             self.client.lpush(queue, *messages)
 
-    def memory_bytes(self) -> int:
-        """Memory that Redis has in use."""
+    def num_taken(self) -> int:
+        """Messages of all queues that workers hold."""
+        with self.asking():
+            return self.client.hlen(UNACKED)
+
+    def memory(self) -> RedisMemory:
+        """Memory that Redis has in use, and its limit."""
         with self.asking():
             memory = cast(dict[str, int], self.client.info("memory"))
-        return memory["used_memory"]
+        return RedisMemory(memory["used_memory"], memory["maxmemory"])
 
 
 def redis_error(address: str, error: redis.RedisError) -> MissingError:
@@ -94,8 +112,14 @@ def redis_error(address: str, error: redis.RedisError) -> MissingError:
     if isinstance(error, redis.OutOfMemoryError):
         return MissingError(
             "redis-full",
-            f"Redis at {address} has no memory left; let workers drain the queue or raise "
-            "maxmemory, then run the command again",
+            f"Redis at {address} has no memory left; raise its limit (CONFIG SET maxmemory), then "
+            "run the command again; a smaller --window keeps it from filling up",
+        )
+    if isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE"):
+        return MissingError(
+            "redis-foreign-key",
+            f"Redis at {address} holds something else under a name that statetap uses "
+            f"({error}); give statetap a database of its own: redis://:PASSWORD@HOST:PORT/1",
         )
     return MissingError(
         "redis-unreachable",

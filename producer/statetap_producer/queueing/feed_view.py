@@ -35,7 +35,7 @@ def feed_progress(label: str, total: int | None) -> Iterator[Callable[[FeedProgr
 
 
 def _lines(label: str, total: int | None) -> Callable[[FeedProgress], None]:
-    latest = FeedProgress(0, 0, 0, 0)
+    latest: FeedProgress
 
     def words(_: int) -> str:
         of_all = "" if total is None else f" of {total:,} prompts"
@@ -53,4 +53,7 @@ def _lines(label: str, total: int | None) -> Callable[[FeedProgress], None]:
 
 
 def _queue_in_words(now: FeedProgress) -> str:
-    return f"{now.num_waiting:,} in the queue, Redis {decimal(now.redis_bytes)}"
+    memory = decimal(now.memory.used_bytes)
+    if now.is_memory_full:
+        memory += f" of {decimal(now.memory.limit_bytes)}: waiting for memory"
+    return f"{now.num_waiting:,} in the queue, Redis {memory}"

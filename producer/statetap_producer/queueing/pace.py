@@ -11,6 +11,7 @@ from typing import Final
 from statetap_store.run_scanner import RECENT_S, ShardTally
 from statetap_store.shard_names import writer_of
 
+from statetap_producer.queueing.announcements import Announcements
 from statetap_producer.queueing.run_state import RunNumbers, RunState
 from statetap_producer.run.run_folder import RunFolder
 
@@ -50,7 +51,8 @@ class Pace:
     left_s: float | None
     #: Bytes free on the disk of the run.
     free_bytes: int
-    #: Seconds until that disk is full at the same rate; None where the rest of the run fits.
+    #: Seconds until that disk is full, at the rate of the samples that can be seen there; None
+    #: where the run ends before.
     disk_full_s: float | None
     writers: tuple[SourcePace, ...]
     servers: tuple[SourcePace, ...]
@@ -67,8 +69,9 @@ class PaceMeter:
     def __init__(self, run: RunFolder, clock: Callable[[], float] = time.time) -> None:
         self._run = run
         self._clock = clock
-        #: When how many tokens were announced that files do not show.
+        #: When how many tokens were announced that files do not show, and by whom.
         self._announced: list[tuple[float, int]] = []
+        self._announcers: frozenset[tuple[str, str]] = frozenset()
 
     def __call__(self, state: RunState, numbers: RunNumbers) -> Pace:
         """The pace as of the state's last look."""
@@ -76,44 +79,70 @@ class PaceMeter:
         tallies = state.settled.scanner.tallies()
         announced = state.settled.announcements
         num_announced = announced.num_tokens if announced else 0
-        now = self._present(tallies.values(), num_announced, now_s)
-        overall = None if num_announced else _overall(tallies.values())
+        in_files = _recent(tallies.values(), now_s)
+        elsewhere = self._growth(announced, now_s) if announced else 0.0
+        now = None if elsewhere is None else in_files + elsewhere
+        overall_in_files = _overall(tallies.values())
+        overall = None if num_announced else overall_in_files
         rate = now or overall
         num_left = _tokens_left(numbers)
+        left_s = num_left / rate if rate else None
         free_bytes = shutil.disk_usage(_existing(self._run.shards)).free
-        bytes_left = num_left * state.sample_bytes
         return Pace(
             tokens_per_s=now,
             bytes_per_s=None if now is None else now * state.sample_bytes,
             overall_tokens_per_s=overall,
             overall_bytes_per_s=None if overall is None else overall * state.sample_bytes,
-            left_s=num_left / rate if rate else None,
+            left_s=left_s,
             free_bytes=free_bytes,
-            disk_full_s=free_bytes / (rate * state.sample_bytes)
-            if rate and bytes_left > free_bytes
-            else None,
+            disk_full_s=_disk_full_s(
+                free_bytes,
+                num_left * state.sample_bytes,
+                (in_files or overall_in_files or 0.0) * state.sample_bytes,
+                left_s,
+            ),
             writers=_sources(
                 ((writer_of(path.name), tally) for path, tally in tallies.items()), now_s
             ),
             servers=_sources(((tally.host, tally) for tally in tallies.values()), now_s),
         )
 
-    def _present(
-        self, tallies: Iterable[ShardTally], num_announced: int, now_s: float
-    ) -> float | None:
-        tallies = list(tallies)
-        since_s = _window_s(min((t.first_ns for t in tallies if t.first_ns), default=0), now_s)
-        in_files = sum(tally.num_recent_tokens for tally in tallies) / since_s
-        # Announcements have no times: their growth between looks has.
-        self._announced.append((now_s, num_announced))
+    def _growth(self, announced: Announcements, now_s: float) -> float | None:
+        """Tokens a second that were announced; None while too little time was looked at.
+
+        Announcements have no times: their growth between looks has. It says nothing of a rate when
+        a worker comes or goes with all that it holds, or when its shards are brought here.
+        """
+        announcers = frozenset((worker.name, worker.host) for worker in announced.workers)
+        has_fallen = bool(self._announced) and announced.num_tokens < self._announced[-1][1]
+        if has_fallen or announcers != self._announcers:
+            self._announced.clear()
+        self._announcers = announcers
+        self._announced.append((now_s, announced.num_tokens))
         while now_s - self._announced[0][0] > RECENT_S:
             self._announced.pop(0)
         begun_s, first = self._announced[0]
-        if not num_announced:
-            return in_files
+        if not announced.num_tokens:
+            return 0.0
         if now_s - begun_s < _SHORTEST_S:
             return None
-        return in_files + (num_announced - first) / (now_s - begun_s)
+        return (announced.num_tokens - first) / (now_s - begun_s)
+
+
+def _recent(tallies: Iterable[ShardTally], now_s: float) -> float:
+    tallies = list(tallies)
+    since_s = _window_s(min((t.first_ns for t in tallies if t.first_ns), default=0), now_s)
+    return sum(tally.num_recent_tokens for tally in tallies) / since_s
+
+
+def _disk_full_s(
+    free_bytes: int, bytes_left: float, bytes_per_s: float, left_s: float | None
+) -> float | None:
+    """Seconds until a disk is full that gets some of what is left, or all of it."""
+    if not bytes_per_s or bytes_left <= free_bytes:
+        return None
+    full_s = free_bytes / bytes_per_s
+    return full_s if left_s is None or full_s < left_s else None
 
 
 def _window_s(first_ns: int, now_s: float) -> float:

@@ -7,13 +7,10 @@ from typing import Any, Final, cast
 
 from statetap_contract import KEY_FORM, queue_name
 
-from statetap_producer.queueing.broker import Broker
+from statetap_producer.queueing.broker import UNACKED, Broker
 
 #: Messages read at a time, each of some kB, or some 100 kB where prompts are long.
 _CHUNK: Final = 200
-
-#: Hash in which Celery's Redis transport keeps messages that were taken and not acknowledged.
-_UNACKED: Final = "unacked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ def _taken(broker: Broker) -> Iterator[Any]:
     cursor = 0
     while True:
         with broker.asking():
-            answer = broker.client.hscan(_UNACKED, cursor, count=_CHUNK)
+            answer = broker.client.hscan(UNACKED, cursor, count=_CHUNK)
         cursor, chunk = cast(tuple[int, dict[bytes, bytes]], answer)
         # kombu keeps message, exchange and routing key; all queues share the hash.
         for entry in map(_decoded, chunk.values()):

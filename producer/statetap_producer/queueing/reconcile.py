@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 
-from statetap_contract import UsageError, queue_name
+from statetap_contract import queue_name
 
 from statetap_producer.queueing.broker import Broker
 from statetap_producer.queueing.feed import QueueFeed
@@ -46,19 +46,22 @@ def reconcile(
         run: a planned run.
         redis_url: the broker; see ``Broker``.
         window: messages that may wait in the queue, 0 for any number.
-        without: workers not to wait for: they are gone, and what they held is extracted again.
+        without: workers to give up: their disks are gone, and what they held is extracted again.
 
     Raises:
-        UsageError: kind ``worker-unknown``: a worker to do without was never heard of.
+        UsageError: kind ``worker-unknown``: a worker to do without was never heard of; kind
+            ``worker-alive``: it is at work.
         MissingError: kind ``queue-taken`` and those of ``Broker``.
         StatetapError: what ``RunState`` raises.
     """
     spec_digest = run.read_record().inputs.spec.digest
     with Broker(redis_url) as broker, QueueLease(broker, spec_digest, run.name) as lease:
         state = RunState(run, broker)
-        state.wait_for_announcements()
+        state.give_up(without)
+        if state.missing:
+            state.wait_for_announcements()
         missing = state.missing
-        silent = _silent(state, without)
+        silent = tuple(state.settled.silent_workers)
         num_enqueued = 0
         if missing and not silent:
             room = window - broker.num_waiting(queue_name(spec_digest)) if window else len(missing)
@@ -76,17 +79,3 @@ def reconcile(
         num_held_back=num_left if silent else 0,
         silent_workers=silent,
     )
-
-
-def _silent(state: RunState, without: Collection[str]) -> tuple[str, ...]:
-    """Workers of which nothing was heard and which are still waited for."""
-    known = state.settled.known_workers
-    for worker in without:
-        # One that speaks again is named without its folder.
-        if not any(worker.startswith(name) for name in known):
-            raise UsageError(
-                "worker-unknown",
-                f"{worker} never announced a sample of this run; workers are: "
-                f"{', '.join(known) or 'none'}",
-            )
-    return tuple(worker for worker in state.settled.silent_workers if worker not in without)

@@ -53,9 +53,9 @@ def rerun(
 
     Raises:
         UsageError: kind ``reason-unknown`` or ``sample-not-dead``.
-        MissingError: kind ``queue-taken``, ``worker-silent`` and those of ``Broker``.
+        MissingError: kind ``queue-taken``, ``worker-silent``, ``reruns-unwritable`` and those of
+            ``Broker``.
         StatetapError: what ``RunState`` raises.
-        OSError: the pardon cannot be written.
     """
     spec_digest = run.read_record().inputs.spec.digest
     with Broker(redis_url) as broker, QueueLease(broker, spec_digest, run.name) as lease:

@@ -1,6 +1,7 @@
 """What became of a run's prompts. Truth is on disk: plan, shards, ledgers, pardons."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,11 @@ class RunState:
     def wait_for_announcements(self) -> None:
         """See ``Settled.wait_for_announcements``."""
         self.settled.wait_for_announcements()
+        self._divide()
+
+    def give_up(self, workers: Collection[str]) -> None:
+        """See ``Settled.give_up``."""
+        self.settled.give_up(workers)
         self._divide()
 
     def look_at_queue(self) -> None:

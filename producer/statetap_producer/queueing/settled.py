@@ -1,22 +1,18 @@
 """Settled prompts: samples that are stored, and dead letters that count."""
 
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping
 
 from statetap_contract import DeadLetter, MissingError
 from statetap_store import RunScanner
 
 from statetap_producer.queueing.announcements import Announcements
 from statetap_producer.queueing.broker import Broker
+from statetap_producer.queueing.give_up import give_up
+from statetap_producer.queueing.hear_workers import hear_workers
 from statetap_producer.run.ledger import LedgerReader
 from statetap_producer.run.pardons import Pardon, Pardons
 from statetap_producer.run.run_folder import RunFolder
-
-#: Seconds in which a worker announces what it has stored: it looks once a second, and at its last
-#: sample twice.
-ANNOUNCED_AFTER_S: Final = 5.0
 
 
 class Settled:
@@ -33,7 +29,9 @@ class Settled:
     def __init__(self, run: RunFolder, broker: Broker | None = None) -> None:
         self._run = run
         self.scanner = RunScanner(run.shards)
+        self._broker = broker
         self.announcements = Announcements(run, broker) if broker else None
+        self._late: frozenset[str] = frozenset()
         self._ledger = LedgerReader(run.ledger)
         self.pardons = Pardons(run.path / "reruns.jsonl")
         self._pardoned: Mapping[str, Pardon] = {}
@@ -48,7 +46,7 @@ class Settled:
         self._ledger.refresh()
         self.scanner.refresh()
         if self.announcements is not None:
-            self.announcements.refresh(self.scanner.keys)
+            self.announcements.refresh(self.scanner.keys, self._ledger.letters.keys())
         self._pardoned = self.pardons.read()
         self._letters = dict(self._all_letters())
         self.letters = {
@@ -60,10 +58,17 @@ class Settled:
     def wait_for_announcements(self) -> None:
         """Waits until all is announced that was acknowledged before now, and looks again.
 
-        Where no worker holds samples that cannot be seen from here, there is nothing to wait for.
+        Where no worker may hold samples that cannot be seen from here, there is nothing to wait
+        for. See ``hear_workers``.
         """
-        if self.announcements is not None and self.announcements.num_tokens:
-            time.sleep(ANNOUNCED_AFTER_S)
+        if self._broker is not None and self.announcements is not None:
+            self._late = hear_workers(self.announcements, self._broker, self._run.name)
+            self.refresh()
+
+    def give_up(self, workers: Collection[str]) -> None:
+        """Gives up workers by name, and looks again. See ``give_up``."""
+        if self.announcements is not None and workers:
+            give_up(self.announcements, workers)
             self.refresh()
 
     def is_stored(self, key: str) -> bool:
@@ -86,15 +91,8 @@ class Settled:
     @property
     def silent_workers(self) -> list[str]:
         """Workers that may hold samples of which nothing is known here."""
-        return list(self.announcements.silent) if self.announcements else []
-
-    @property
-    def known_workers(self) -> list[str]:
-        """Workers that announced samples of the run, silent ones included."""
-        if self.announcements is None:
-            return []
-        heard = {f"{worker.name}@{worker.host}" for worker in self.announcements.workers}
-        return sorted(heard.union(self.announcements.silent))
+        silent = self.announcements.silent if self.announcements else ()
+        return sorted(self._late.union(silent))
 
     def refuse_silent_workers(self) -> None:
         """Raises MissingError, kind ``worker-silent``, when there are any."""

@@ -60,11 +60,12 @@ def status_json(sighting: Sighting) -> dict[str, object]:
         overall_tokens_per_s  from the first sample to the last, and overall_bytes_per_s
         left_s                until nothing is pending
         free_bytes            on the disk of the run
-        disk_full_s           until that is full; null where the rest fits
+        disk_full_s           until that is full; null where the run ends before
         writers, servers      name, num_samples, num_tokens, tokens_per_s, last_sample_s (ago)
 
-    And ``announced``, what workers say in Redis: name, host, num_samples, heard_s_ago; and
-    ``is_stalled``: whether ``--watch`` ended because nobody works on what is pending.
+    And ``announced``, what workers say in Redis: name, host, num_samples, heard_s_ago, free_bytes
+    (on its disk then); and ``is_stalled``: whether ``--watch`` ended because nobody works on what
+    is pending.
     """
     return {
         **asdict(sighting.numbers),
@@ -150,7 +151,7 @@ def _facts(sighting: Sighting) -> Table:
             "announced",
             Text(
                 f"{counted(worker.num_samples, 'sample')} by {worker.name}@{worker.host}, heard "
-                f"{duration(worker.heard_s_ago)} ago"
+                f"{duration(worker.heard_s_ago)} ago, {decimal(worker.free_bytes)} free"
             ),
         )
     return table

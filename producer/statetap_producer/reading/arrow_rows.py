@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, as JSON has them: what is null is absent.
+"""Rows of Parquet and Arrow files, as JSON has them: what is null is absent, a map is an object.
 
 Columns that no row shape knows are not read. Where ``datasets`` or a database has stored values as
 JSON, they are decoded.
@@ -149,11 +149,35 @@ def _converter(kind: Any) -> _Converter | None:
     if pa.types.is_struct(kind):
         converters = {field.name: _converter(field.type) for field in kind}
         return lambda fields: _plain(fields, converters)
+    if pa.types.is_map(kind):
+        return _map_converter(_converter(kind.item_type))
     if pa.types.is_dictionary(kind):
         return _converter(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _list_converter(_converter(kind.value_type))
     return None
+
+
+def _map_converter(convert: _Converter | None) -> _Converter:
+    def as_object(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        fields = {
+            _key(key): value if convert is None or value is None else convert(value)
+            for key, value in pairs
+        }
+        if len(fields) < len(pairs):
+            raise ValueError("a map has one of its keys twice")
+        return fields
+
+    return as_object
+
+
+def _key(key: object) -> str:
+    """A map's key as JSON writes it."""
+    if isinstance(key, str):
+        return key
+    if type(key) is int:
+        return str(key)
+    raise ValueError("a map has keys that are neither text nor whole numbers")
 
 
 def _list_converter(convert: _Converter | None) -> _Converter | None:

@@ -2,16 +2,18 @@
 
 Shapes that are read, and which of them counts where a row has several:
 
-    input_ids                    token ids; loss_mask or labels say where the loss is taken
-    conversations, messages      turns as role/content or from/value; the first that has any
+    input_ids                    token ids; loss_mask (or completion_mask, assistant_masks) or
+                                 labels say where the loss is taken, attention_mask what is padding
+    conversations, messages      turns as role/content or from/value; the first that has any;
+                                 response, completion or output may hold the answer to the last
     prompt with response         or completion; each is text or a list of turns
     instruction with output      input, where there is one, follows the instruction
     text                         plain text
     prompt                       a question without its answer
 
 A row that is itself a list is a list of turns. Lists of turns, of tools and of tool calls may be
-written as JSON in a text. ``system`` and ``tools`` of a row belong to its conversation; ``id`` is
-kept.
+written as JSON in a text. ``system`` (or ``system_prompt``) and ``tools`` (or ``functions``) of a
+row belong to its conversation, ``history`` goes before its question; ``id`` is kept.
 """
 
 import json
@@ -22,15 +24,24 @@ from typing import Any, Final
 from statetap_contract import RejectError
 
 from statetap_producer.reading.ready_ids import ready_ids
-from statetap_producer.reading.row_values import is_text, list_of, object_of, text_of
-from statetap_producer.reading.turns import ASSISTANT, message_of, tools_of
+from statetap_producer.reading.row_turns import (
+    answered_turns,
+    asked_turns,
+    has_empty_list,
+    listed_turns,
+    tools_of_row,
+)
+from statetap_producer.reading.row_values import is_text, object_of, text_of
 
 #: All fields of a row that are looked at.
 KNOWN_FIELDS: Final = frozenset(
     (
         "id",
         "input_ids",
+        "attention_mask",
         "loss_mask",
+        "completion_mask",
+        "assistant_masks",
         "labels",
         "conversations",
         "messages",
@@ -41,10 +52,19 @@ KNOWN_FIELDS: Final = frozenset(
         "input",
         "output",
         "text",
+        "history",
         "system",
+        "system_prompt",
         "tools",
+        "functions",
     )
 )
+
+#: Fields that hold a system message.
+_SYSTEMS: Final = ("system", "system_prompt")
+
+#: Fields that belong to a conversation whatever holds its turns; many rows have none.
+_AROUND: Final = frozenset((*_SYSTEMS, "tools", "functions"))
 
 #: Kinds of a row that is no JSON at all; a file with no other rows is no dataset.
 NOT_JSON_KINDS: Final = ("row-not-utf8", "row-not-json")
@@ -93,7 +113,8 @@ def parse_row(raw: bytes | dict[str, Any] | RejectError) -> Row:
     Raises:
         RejectError: the row is left out. Kinds ``row-not-utf8``, ``row-not-json``,
             ``row-not-object``, ``shape-unknown``, ``conversation-empty``, ``content-not-text``,
-            ``system-twice``, and those of ``message_of``, ``tools_of`` and ``ready_ids``.
+            ``system-twice``, and those of ``listed_turns``, ``answered_turns``, ``tools_of_row``
+            and ``ready_ids``.
     """
     if isinstance(raw, RejectError):
         raise raw
@@ -121,62 +142,38 @@ def _id_of(row: dict[str, Any]) -> str | None:
 def _content_of(row: dict[str, Any]) -> Conversation | PlainText | TokenIds:
     if row.get("input_ids") is not None:
         return TokenIds(*ready_ids(row))
-    messages = _messages_of(row)
+    messages = listed_turns(row) or answered_turns(row)
     if messages is None and (text := row.get("text")) is not None:
         if text == "":
             raise RejectError("conversation-empty", "'text' is empty")
         return PlainText(text_of(text, "'text'"))
     if messages is None and row.get("prompt") is not None:
-        messages = _turns_of(row, "prompt", "user")
+        messages = asked_turns(row)
     if messages is None:
         raise _nothing_in(row)
     if not messages:
         raise RejectError("conversation-empty", "the row holds no turns")
-    if (system := row.get("system")) is not None and system != "":
-        messages = _with_system(messages, text_of(system, "'system'"))
-    tools = row.get("tools")
-    return Conversation(tuple(messages), tools_of(tools) if tools is not None else None)
+    if _AROUND.isdisjoint(row):
+        return Conversation(tuple(messages), None)
+    for field in _SYSTEMS:
+        if (system := row.get(field)) is not None and system != "":
+            messages = _with_system(messages, text_of(system, repr(field)), field)
+    return Conversation(tuple(messages), tools_of_row(row))
 
 
-def _messages_of(row: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The turns of a row, None where it has none or only a question."""
-    for field in ("conversations", "messages"):
-        if (value := row.get(field)) is not None and (turns := list_of(value)):
-            return list(map(message_of, turns))
-    if row.get("prompt") is not None:
-        for answer in ("response", "completion"):
-            if row.get(answer) is not None:
-                return _turns_of(row, "prompt", "user") + _turns_of(row, answer, ASSISTANT)
-    if row.get("instruction") is not None and row.get("output") is not None:
-        asked = text_of(row["instruction"], "'instruction'")
-        if (more := row.get("input")) is not None and more != "":
-            asked += "\n\n" + text_of(more, "'input'")
-        answered = text_of(row["output"], "'output'")
-        return [{"role": "user", "content": asked}, {"role": ASSISTANT, "content": answered}]
-    return None
-
-
-def _turns_of(row: dict[str, Any], field: str, role: str) -> list[dict[str, Any]]:
-    value = row[field]
-    if isinstance(value, list):
-        return list(map(message_of, value))
-    return [{"role": role, "content": text_of(value, repr(field))}]
-
-
-def _with_system(messages: list[dict[str, Any]], system: str) -> list[dict[str, Any]]:
+def _with_system(messages: list[dict[str, Any]], system: str, field: str) -> list[dict[str, Any]]:
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
     if messages[0]["content"] != system:
         raise RejectError(
-            "system-twice", "'system' and the first turn of the conversation are different"
+            "system-twice", f"{field!r} and the conversation's other system message are different"
         )
     return messages
 
 
 def _nothing_in(row: dict[str, Any]) -> RejectError:
-    for field in ("conversations", "messages"):
-        if list_of(row.get(field)) == []:
-            return RejectError("conversation-empty", f"{field!r} holds no turns")
+    if has_empty_list(row):
+        return RejectError("conversation-empty", "the row's list of turns is empty")
     return RejectError(
         "shape-unknown",
         "the row has none of 'conversations' or 'messages' (a list), 'prompt' with 'response' or "

@@ -15,6 +15,10 @@ _SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 #: Suffixes of compressed files.
 _PACKED: Final = (".gz", ".zst")
 
+#: What a run writes beside its plan; one is enough to tell it from a data file of that name.
+_RUN_PLAN: Final = "plan.parquet"
+_RUN_RECORDS: Final = ("run.json", "left-out.jsonl")
+
 #: What ``datasets`` writes beside its data.
 _RECORDS: Final = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
@@ -22,6 +26,7 @@ _RECORDS: Final = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json
 def files_of_folder(folder: Path) -> list[DataFile]:
     """The data files below a folder, sorted by relative path; what is hidden is left out.
 
+    Folders of runs are passed over, so that a run may lie beside the data that it was made of.
     A folder that ``datasets`` has saved consists of the Arrow files that its ``state.json`` lists.
 
     Raises:
@@ -38,7 +43,7 @@ def files_of_folder(folder: Path) -> list[DataFile]:
         raise MissingError(
             "dataset-missing",
             f"no data file below {folder}; looked for {looked_for}, with "
-            f"{' or '.join(_PACKED)} behind or without",
+            f"{' or '.join(_PACKED)} behind or without; folders of runs are passed over",
         )
     return [DataFile.find(path, name) for name, path in found]
 
@@ -46,6 +51,8 @@ def files_of_folder(folder: Path) -> list[DataFile]:
 def _data_paths(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """Goes into linked folders too, but not round in circles."""
     if (place := folder.resolve()) in above:
+        return
+    if _is_run(folder):
         return
     if (folder / "dataset_dict.json").exists():
         folder = _only_split(folder)
@@ -59,6 +66,12 @@ def _data_paths(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[
             yield from _data_paths(path, above | {place})
         elif _is_data(path.name):
             yield path
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / _RUN_PLAN).exists() and any(
+        (folder / record).exists() for record in _RUN_RECORDS
+    )
 
 
 def _is_data(name: str) -> bool:

@@ -1,13 +1,19 @@
 """Rows of text: lines of JSON, one JSON array, or JSON objects that follow one another."""
 
 import codecs
+import io
 import json
 import re
-from typing import Any, BinaryIO, Final
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from statetap_contract import RejectError
 
-from statetap_producer.reading.row_values import NumberedRows, object_of
+from statetap_producer.reading.row_values import NumberedRows, is_turn, object_of
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 #: Longest row. No model takes a prompt near it, and a small compressed file may hold a longer one.
 MAX_ROW_BYTES: Final = 64 << 20
@@ -63,18 +69,29 @@ def _line_rows(stream: BinaryIO) -> NumberedRows:
 
 
 def _array_rows(stream: BinaryIO) -> NumberedRows:
+    """Rows of an array; one row if it is a list of turns, behind which lines may follow."""
     text = _TextReader(stream)
     text.take()
-    number = 0
-    end = text.take() if text.next() == "]" else ","
-    while end == ",":
-        number += 1
-        yield number, _object_or_reject(text.value())
-        end = text.take()
-    if end != "]":
-        raise ValueError("a comma or the array's end is missing" if end else "the array breaks off")
-    if text.next():
+    turns: list[Any] = []
+    values = text.elements()
+    for value in values:
+        if text.num_characters > MAX_ROW_BYTES or not is_turn(value):
+            # Not a list of turns alone, so what was taken for them are rows.
+            others = chain(turns, (value,), values)
+            yield from enumerate(map(_object_or_reject, others), 1)
+            turns = []
+            break
+        turns.append(value)
+    lines = _line_rows(text.rest())
+    after = next(lines, None)
+    # With its first line longer than what is looked at, a file of lists of turns comes here too.
+    if after and (after[0] == 1 or not turns):
         raise ValueError("something follows the array's end")
+    if turns:
+        yield 1, {"messages": turns}
+    if after:
+        yield after
+        yield from lines
 
 
 def _object_rows(stream: BinaryIO) -> NumberedRows:
@@ -101,8 +118,10 @@ class _TextReader:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._text = ""
+        #: Characters that were read, those of values not asked for yet included.
+        self.num_characters = 0
         self._at = 0
 
     def next(self) -> str:
@@ -140,12 +159,47 @@ class _TextReader:
             self._at = end
             return value
 
+    def elements(self) -> Iterator[Any]:
+        """The values of an array up to its end, which is taken too. Raises ValueError."""
+        end = self.take() if self.next() == "]" else ","
+        while end == ",":
+            yield self.value()
+            end = self.take()
+        if end != "]":
+            raise ValueError(
+                "a comma or the array's end is missing" if end else "the array breaks off"
+            )
+
+    def rest(self) -> BinaryIO:
+        """What has not been taken, as a stream."""
+        undecoded, _ = self._decoder.getstate()
+        return io.BufferedReader(_Joined(self._text[self._at :].encode() + undecoded, self._stream))
+
     def _read_on(self) -> bool:
         """Reads as much as is held, so that a long value is not parsed anew too often."""
         rest = self._text[self._at :]
         if len(rest) > MAX_ROW_BYTES:
             raise ValueError(_too_large().message)
         chunk = self._stream.read(min(max(len(rest), _CHUNK_BYTES), _MAX_CHUNK_BYTES))
-        self._text = rest + self._decode(chunk, final=not chunk)
+        piece = self._decoder.decode(chunk, final=not chunk)
+        self.num_characters += len(piece)
+        self._text = rest + piece
         self._at = 0
         return bool(chunk)
+
+
+class _Joined(io.RawIOBase):
+    """Bytes, and the stream that they were read from behind them."""
+
+    def __init__(self, begun: bytes, stream: BinaryIO) -> None:
+        self._begun = io.BytesIO(begun)
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        room = memoryview(buffer)
+        piece = self._begun.read(len(room)) or self._stream.read(len(room))
+        room[: len(piece)] = piece
+        return len(piece)

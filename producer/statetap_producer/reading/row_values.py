@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from statetap_contract import RejectError
 
@@ -46,6 +46,19 @@ def list_of(value: object) -> list[Any] | None:
         except (ValueError, RecursionError):
             return None
     return value if isinstance(value, list) else None
+
+
+#: Fields that give a row its content, which no turn has.
+_ROW_FIELDS: Final = ("input_ids", "conversations", "messages", "prompt", "instruction", "text")
+
+
+def is_turn(value: object) -> bool:
+    """Whether a value is one turn of a conversation, and not a row."""
+    return (
+        isinstance(value, dict)
+        and (value.get("role") is not None or value.get("from") is not None)
+        and all(value.get(field) is None for field in _ROW_FIELDS)
+    )
 
 
 def object_of(value: object) -> dict[str, Any]:

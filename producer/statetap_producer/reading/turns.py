@@ -23,13 +23,20 @@ _ROLES: Final = {
 #: Fields that some templates read beside role, content and tool calls; each is text.
 _TEXT_FIELDS: Final = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 
+#: Fields that take the loss over a turn or leave it out: OpenAI's, axolotl's two, ms-swift's.
+_LOSS_FIELDS: Final = ("weight", "train", "training", "loss")
+
+#: What tables and servers write into fields of a turn that say nothing.
+_NO_TEXT: Final[tuple[object, ...]] = (None, "")
+_NO_CALL: Final[tuple[object, ...]] = (*_NO_TEXT, {})
+
 
 def message_of(turn: object) -> dict[str, Any]:
     """One turn with ``role``, ``content`` and, where the turn has them, the other fields.
 
     Raises:
         RejectError: kinds ``turn-not-object``, ``role-unknown``, ``content-not-text``,
-            ``tool-calls-unreadable``.
+            ``tool-calls-unreadable``, ``turn-refused``, ``turn-without-loss``.
     """
     if not isinstance(turn, dict):
         raise RejectError("turn-not-object", f"a turn is {json_type(turn)}, not an object")
@@ -54,8 +61,8 @@ def message_of(turn: object) -> dict[str, Any]:
     return message
 
 
-def tools_of(value: object) -> tuple[dict[str, Any], ...] | None:
-    """Tools as a row lists them, itself or as JSON in a text; None where it lists none.
+def tools_of(value: object, field: str) -> tuple[dict[str, Any], ...] | None:
+    """Tools as a row's field lists them, itself or as JSON in a text; None where it lists none.
 
     Raises:
         RejectError: kind ``tools-unreadable``.
@@ -64,9 +71,9 @@ def tools_of(value: object) -> tuple[dict[str, Any], ...] | None:
         return None
     tools = list_of(value)
     if tools is None or not all(isinstance(tool, dict) for tool in tools):
-        raise RejectError("tools-unreadable", "'tools' is not a list of objects")
+        raise RejectError("tools-unreadable", f"{field!r} is not a list of objects")
     if not is_plain_json(tools):
-        raise RejectError("tools-unreadable", "'tools' holds what cannot be written as JSON")
+        raise RejectError("tools-unreadable", f"{field!r} holds what cannot be written as JSON")
     return tuple(tools) or None
 
 
@@ -81,6 +88,29 @@ def _add_extras(message: dict[str, Any], turn: dict[str, Any]) -> None:
             raise RejectError("tool-calls-unreadable", "'tool_calls' of a turn is not a list")
         if listed:
             message["tool_calls"] = [_tool_call(call) for call in listed]
+    # What a turn had before there were several calls.
+    if (call := turn.get("function_call")) not in _NO_CALL:
+        if "tool_calls" in message:
+            raise RejectError(
+                "tool-calls-unreadable", "a turn has both 'tool_calls' and a 'function_call'"
+            )
+        message["tool_calls"] = [_tool_call(call)]
+    if turn.get("refusal") not in _NO_TEXT:
+        raise RejectError(
+            "turn-refused", "a turn has a 'refusal', which stands apart from its content"
+        )
+    if message["role"] == ASSISTANT:
+        _check_loss(turn)
+
+
+def _check_loss(turn: dict[str, Any]) -> None:
+    for field in _LOSS_FIELDS:
+        if (value := turn.get(field)) is not None and value != 1:
+            raise RejectError(
+                "turn-without-loss",
+                f"{field!r} of an assistant's turn is {value!r:.20}; the loss is taken over each "
+                "of them alike",
+            )
 
 
 def _content_of(content: object, what: str) -> str:

@@ -4,8 +4,7 @@ Redis may forget them, and then it must not look as if their samples had never b
 """
 
 import json
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,31 +24,46 @@ class KnownWorker:
     name: str
     host: str
     folder: str
-    #: Keys of some samples that it announced and that were not seen in the run's own files.
+    #: Keys of some samples and dead letters that it announced and that were not seen in the run's
+    #: own files.
     hidden: tuple[str, ...]
+    #: Whether it was at work for the run's queue and had announced nothing of the run yet.
+    is_expected: bool
+    #: Whether it was given up: nobody waits for it until it speaks again.
+    is_given_up: bool = False
+    #: Epoch of the announcement that went with it, empty where there was none.
+    given_up_epoch: str = ""
 
     @property
     def address(self) -> str:
         """How people are told of it."""
         return f"{self.name}@{self.host}:{self.folder}"
 
-    def holds_what_is_not_in(self, seen_in_files: AbstractSet[str]) -> bool:
-        """Whether its silence matters.
+    def holds_what_is_not(self, is_settled: Callable[[str], bool]) -> bool:
+        """Whether it holds something that is known from nowhere else.
 
         Workers go on while files are looked at, so that a sample may be announced before it is
         seen. It is found in the files later.
         """
-        return any(key not in seen_in_files for key in self.hidden)
+        return not all(map(is_settled, self.hidden))
 
     @classmethod
     def from_json(cls, value: object) -> Self:
         fields = FieldReader(value, "a worker")
-        hidden = fields.take("hidden", list)
-        names = {name: fields.take(name, str) for name in ("place", "name", "host", "folder")}
+        worker = cls(
+            place=fields.take("place", str),
+            name=fields.take("name", str),
+            host=fields.take("host", str),
+            folder=fields.take("folder", str),
+            hidden=tuple(fields.take("hidden", list)),
+            is_expected=fields.take("is_expected", bool),
+            is_given_up=fields.take("is_given_up", bool),
+            given_up_epoch=fields.take("given_up_epoch", str),
+        )
         fields.finish()
-        if not all(isinstance(key, str) for key in hidden):
+        if not all(isinstance(key, str) for key in worker.hidden):
             raise ValueError("a worker: 'hidden' is not a list of keys")
-        return cls(hidden=tuple(hidden), **names)
+        return worker
 
 
 class KnownWorkers:
@@ -61,11 +75,16 @@ class KnownWorkers:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._workers = _read(file)
+        self._mark, self._workers = _read(file)
 
     @property
     def by_place(self) -> Mapping[str, KnownWorker]:
         return self._workers
+
+    @property
+    def mark(self) -> str:
+        """What was left in Redis when prompts were queued last; empty before the first time."""
+        return self._mark
 
     def update(self, workers: Mapping[str, KnownWorker]) -> None:
         """Keeps what was heard just now; durably, where the folder can be written to."""
@@ -73,19 +92,36 @@ class KnownWorkers:
             return
         self._workers |= workers
         # Who may only look at a run has nothing to remember; on a full disk the next call does it.
-        with suppress(OSError), durable_file(self._file) as temporary:
-            records = [asdict(self._workers[place]) for place in sorted(self._workers)]
-            temporary.write_text(json.dumps({"workers": records}, indent=2) + "\n")
+        with suppress(OSError):
+            self._write()
+
+    def give_up(self, workers: Mapping[str, KnownWorker]) -> None:
+        """Keeps, durably, that nobody waits for these. Raises OSError when that cannot be done."""
+        self._workers |= workers
+        self._write()
+
+    def set_mark(self, mark: str) -> None:
+        """Keeps what is about to be left in Redis, as ``update`` does."""
+        self._mark = mark
+        with suppress(OSError):
+            self._write()
+
+    def _write(self) -> None:
+        records = [asdict(self._workers[place]) for place in sorted(self._workers)]
+        text = json.dumps({"mark": self._mark, "workers": records}, indent=2) + "\n"
+        with durable_file(self._file) as temporary:
+            temporary.write_text(text)
 
 
-def _read(file: Path) -> dict[str, KnownWorker]:
+def _read(file: Path) -> tuple[str, dict[str, KnownWorker]]:
     try:
-        records = json.loads(file.read_bytes())["workers"]
-        workers = map(KnownWorker.from_json, records)
-        return {worker.place: worker for worker in workers}
+        fields = FieldReader(json.loads(file.read_bytes()), "the list")
+        mark, records = fields.take("mark", str), fields.take("workers", list)
+        fields.finish()
+        return mark, {worker.place: worker for worker in map(KnownWorker.from_json, records)}
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        return "", {}
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             "workers-unreadable",
             f"{file} is not a list of workers ({error}); move it away while all workers run, which "

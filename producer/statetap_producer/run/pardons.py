@@ -10,9 +10,10 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
-from statetap_contract import CheckError
+from statetap_contract import CheckError, MissingError
 from statetap_contract.strict_json import FieldReader
 from statetap_store.file_bytes import sync_folder
 
@@ -68,18 +69,35 @@ class Pardons:
         """Pardons samples, given the letters of each; returns when that is durable.
 
         Raises:
-            OSError: it cannot be written.
+            MissingError: kind ``reruns-unwritable``: a full or read-only disk; none is pardoned.
         """
         lines = "".join(
             json.dumps({"key": key, "num_letters": number}) + "\n"
             for key, number in num_letters.items()
         )
-        with self._path.open("a+b") as stream:
-            # A line that a crash cut short is ended, so that it spoils no other.
-            if stream.tell():
-                stream.seek(-1, os.SEEK_END)
-                lines = ("" if stream.read(1) == b"\n" else "\n") + lines
-            stream.write(lines.encode())
-            stream.flush()
-            os.fsync(stream.fileno())
-        sync_folder(self._path.parent)
+        try:
+            with self._path.open("a+b", buffering=0) as stream:
+                _append_lines(stream, lines.encode())
+            sync_folder(self._path.parent)
+        except OSError as error:
+            raise MissingError(
+                "reruns-unwritable",
+                f"{self._path} cannot be written ({error.strerror or error}), and nothing was "
+                "pardoned; make room on its disk, or make it writable, then run the command again",
+            ) from error
+
+
+def _append_lines(stream: FileIO, lines: bytes) -> None:
+    """All of them, durably, or none."""
+    num_bytes_before = stream.seek(0, os.SEEK_END)
+    try:
+        # A line that a crash cut short is ended, so that it spoils no other.
+        if num_bytes_before:
+            stream.seek(-1, os.SEEK_END)
+            lines = (b"" if stream.read(1) == b"\n" else b"\n") + lines
+        while lines:
+            lines = lines[stream.write(lines) :]
+        os.fsync(stream.fileno())
+    except OSError:
+        stream.truncate(num_bytes_before)
+        raise

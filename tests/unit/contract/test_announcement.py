@@ -8,6 +8,7 @@ import pytest
 from statetap_contract import DeadLetter
 from statetap_contract.announcement import (
     Announcement,
+    Presence,
     announced_key,
     announced_letters_key,
     announced_samples_key,
@@ -17,7 +18,7 @@ from statetap_contract.announcement import (
     unpack_samples,
 )
 
-RECORD = Announcement("e1", 3, 1, 70, "w", "gpu-1", "/data/runs", 1_700_000_000)
+RECORD = Announcement("e1", 3, 1, 70, "w", "gpu-1", "/data/runs", 1_700_000_000, 5)
 LETTER = DeadLetter("ab" * 16, "mismatch", "why", 6, "http://s", "2026-01-01T00:00:00Z")
 
 
@@ -84,6 +85,26 @@ def test_what_is_no_record_is_refused(data: bytes) -> None:
     """Another version's record is not half read."""
     with pytest.raises(ValueError, match=r".+"):
         Announcement.decode(data)
+
+
+PRESENCE = Presence("w", "gpu-1", "/data/runs", 17, ("a",))
+
+
+def test_a_presence_comes_back() -> None:
+    """It tells of all runs but those that are behind, and of none before it can."""
+    assert Presence.decode(PRESENCE.encode()) == PRESENCE
+    assert (PRESENCE.tells("a"), PRESENCE.tells("b")) == (False, True)
+    assert not replace(PRESENCE, time_us=0).tells("b")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{}", b"\xff", b"[" * 100_000, PRESENCE.encode().replace(b'["a"]', b"[1]")],
+)
+def test_what_is_no_presence_is_refused(data: bytes) -> None:
+    """Another version's is not half read."""
+    with pytest.raises(ValueError, match=r".+"):
+        Presence.decode(data)
 
 
 def test_names_in_redis_do_not_collide() -> None:

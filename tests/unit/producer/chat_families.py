@@ -88,6 +88,17 @@ FAMILIES = {
         ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>"),
         eos="<|return|>",
     ),
+    "command_r7b": Family(
+        (
+            *("<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+            *("<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+            *("<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>"),
+            *("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+            *("<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>"),
+        ),
+        bos="<BOS_TOKEN>",
+        eos="<|END_OF_TURN_TOKEN|>",
+    ),
     "phi3": Family(
         ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
         eos="<|endoftext|>",

@@ -29,6 +29,8 @@ class ChatStandIn:
         self.message_of: Callable[[dict[str, Any]], dict[str, Any]] = echo
         self.finish_reason = "stop"
         self.retry_after: str | None = None
+        #: What it says its answers are compressed with; they never are.
+        self.encoding: str | None = None
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
@@ -81,6 +83,8 @@ class ChatStandIn:
                 self.send_header("Content-Length", str(len(content)))
                 if server.retry_after is not None:
                     self.send_header("Retry-After", server.retry_after)
+                if server.encoding is not None:
+                    self.send_header("Content-Encoding", server.encoding)
                 self.end_headers()
                 self.wfile.write(content)
 

@@ -23,11 +23,26 @@ def test_messages_arrive_all_or_none(redis_server: LocalRedis) -> None:
 
 
 def test_memory_is_what_redis_says(redis_server: LocalRedis) -> None:
-    """It grows with what is pushed."""
-    with Broker(redis_server.url) as broker:
-        before = broker.memory_bytes()
+    """It grows with what is pushed; its limit is Redis's own."""
+    with Broker(redis_server.url) as broker, redis_server.client() as client:
+        before = broker.memory()
+        assert before.limit_bytes == 0
         broker.push("mine", [bytes(1_000_000)])
-        assert 1_000_000 <= broker.memory_bytes() - before < 10_000_000
+        assert 1_000_000 <= broker.memory().used_bytes - before.used_bytes < 10_000_000
+        client.config_set("maxmemory", 50_000_000)
+        try:
+            assert broker.memory().limit_bytes == 50_000_000
+        finally:
+            client.config_set("maxmemory", 0)
+
+
+def test_another_program_in_the_same_database_is_named(redis_server: LocalRedis) -> None:
+    """A name that statetap uses holds something else: no outage, and no wrong address."""
+    with Broker(redis_server.url) as broker, redis_server.client() as client:
+        client.set("mine", "x")
+        with pytest.raises(StatetapError, match="a database of its own") as caught:
+            broker.num_waiting("mine")
+    assert (caught.value.kind, caught.value.exit_code) == ("redis-foreign-key", 3)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 import pytest
 from statetap_contract import RejectError
-from statetap_producer.prompts.chat_template import ChatTemplate, with_text_arguments
+from statetap_producer.prompts.chat_template import ChatTemplate
+from statetap_producer.prompts.template_messages import with_known_reasoning, with_text_arguments
 
 from .chat_families import WEATHER, answer, call, user
 
@@ -77,6 +78,31 @@ def test_arguments_become_text_and_nothing_else_changes() -> None:
     }
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Zürich"}
     assert with_text_arguments([user("Hi"), answer("Hello")]) is None
+
+
+NAMES = ("reasoning_content", "reasoning", "thinking")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reasoning_has_every_name_that_a_template_may_read(name: str) -> None:
+    """One thing under one name is given under all three; a turn without any is left as it is."""
+    asked = [user("Hi"), answer("Hello", **{name: "They greet.", "reasoning": "They greet."})]
+    assert with_known_reasoning(asked) == [
+        user("Hi"),
+        answer("Hello", **dict.fromkeys(NAMES, "They greet.")),
+    ]
+    assert with_known_reasoning([answer("Hello", **{name: ""}, tool_calls=[])]) == [
+        answer("Hello", **{name: ""}, tool_calls=[])
+    ]
+
+
+def test_reasoning_of_two_minds_is_refused() -> None:
+    """Which of two thoughts is the turn's cannot be known; an empty one is none."""
+    with pytest.raises(RejectError, match="turn 2 has") as caught:
+        with_known_reasoning([user("Hi"), answer("Hello", reasoning="A", thinking="B")])
+    assert caught.value.kind == "reasoning-ambiguous"
+    [known] = with_known_reasoning([answer("Hello", reasoning="", thinking="B")])
+    assert known["reasoning"] == "B"
 
 
 def test_the_digest_is_the_templates() -> None:

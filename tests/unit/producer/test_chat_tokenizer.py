@@ -1,5 +1,6 @@
 """Prompts of whole batches, against what a person writes down."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from array import array
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +22,7 @@ from statetap_producer.reading.conversation import Conversation, PlainText, Toke
 from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
+from .chat_families import WEATHER, call
 from .conftest import CHATML, CHATML_WITH_BLOCK, DEFAULT_SYSTEM, ModelMaker, byte_level_bpe
 
 
@@ -337,6 +340,109 @@ def test_digests_change_with_what_they_are_of(make_model: ModelMaker) -> None:
     assert chat_tokenizer(folder).digest == digests[0]
     (folder / "vocab.txt").write_text("")
     assert chat_tokenizer(folder).digest != digests[0]
+
+
+#: Writes tools and calls, as templates of that name do.
+TOOL_USE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role + ': ' }}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+    "{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def in_config(folder: Path, templates: dict[str, str]) -> None:
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    named = [{"name": name, "template": source} for name, source in templates.items()]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+
+
+def in_files(folder: Path, templates: dict[str, str]) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    for name, source in templates.items():
+        file = f"additional_chat_templates/{name}.jinja"
+        (folder / ("chat_template.jinja" if name == "default" else file)).write_text(source)
+
+
+@pytest.mark.parametrize("keep", [in_config, in_files])
+def test_of_named_templates_the_one_for_tools_is_taken_where_there_are_tools(
+    make_model: ModelMaker, keep: Callable[[Path, dict[str, str]], None]
+) -> None:
+    """A conversation with tools goes through ``tool_use``, any other through ``default``."""
+    folder = make_model(keep.__name__)
+    digests = {chat_tokenizer(folder).template_digest}
+    keep(folder, {"default": CHATML, "tool_use": TOOL_USE})
+    tokenizer, own = chat_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    turns = (
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "", "tool_calls": [call("weather")]},
+        {"role": "tool", "content": "Paris"},
+        {"role": "assistant", "content": "Thank you."},
+    )
+    prompt = planned(tokenizer, Conversation(turns, WEATHER)).prompt
+    kept = {"tokenize": False, "add_generation_prompt": False}
+    text = own.apply_chat_template(list(turns), tools=list(WEATHER), **kept)
+    asked, question, rest = text.partition("user: Hello<|im_end|>assistant: ")
+    called, results, answered = rest.partition("tool: Paris<|im_end|>assistant: ")
+    parts = [(asked + question, 0), (called, 1), (results, 0), (answered, 1)]
+    assert (list(prompt.token_ids), prompt.loss_mask()) == by_hand(parts)
+    assert asked
+    assert called.startswith('{"name": "weather"')
+    plain = planned(tokenizer, MANY_TURNS[0]).prompt
+    assert (list(plain.token_ids), plain.loss_mask()) == by_hand(MANY_TURNS[1])
+    assert refusal(tokenizer, Conversation(turns, None)).kind == "template-drops-text"
+    digests.add(tokenizer.template_digest)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    in_config(folder, {"default": CHATML, "tool_use": TOOL_USE + " "})
+    digests.add(chat_tokenizer(folder).template_digest)
+    assert len(digests) == 3
+
+
+def test_a_content_that_is_none_is_not_written_as_a_word(make_model: ModelMaker) -> None:
+    """Jinja makes "None" of it; a word of that name which the row holds is written."""
+    tokenizer = chat_tokenizer(make_model("none", TOOL_USE))
+    called = [call("weather", city="None")]
+    asked = Conversation(
+        (
+            {"role": "user", "content": "None"},
+            {"role": "assistant", "content": None, "tool_calls": called},
+        ),
+        None,
+    )
+    prompt = planned(tokenizer, asked).prompt
+    written = '{"name": "weather", "arguments": {"city": "None"}}<|im_end|>'
+    parts = [("user: None<|im_end|>assistant: ", 0), (written, 1)]
+    assert (list(prompt.token_ids), prompt.loss_mask()) == by_hand(parts)
+    # This one needs no content, and changes without it.
+    choosy = TOOL_USE.replace("{{ m.content }}", "{{ m.content if m.content is string else '-' }}")
+    prompt = planned(chat_tokenizer(make_model("choosy", choosy)), asked).prompt
+    parts[1] = ("-" + written, 1)
+    assert (list(prompt.token_ids), prompt.loss_mask()) == by_hand(parts)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_conversation_far_too_long_costs_little(model: Path, *, is_cut: bool) -> None:
+    """Turns behind what is planned are not rendered again and again."""
+    turns = [("user", "Hello"), ("assistant", "Hello there."), ("user", "Hello " * 50)]
+    tokenizer = chat_tokenizer(model, max_tokens=40, is_cut=is_cut)
+    rendered = []
+    render = ChatTemplate.render
+
+    def counted(self: ChatTemplate, *arguments: Any, **options: Any) -> str:
+        rendered.append(len(arguments[0]))
+        return render(self, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChatTemplate, "render", counted)
+        [result] = tokenizer.prompts([conversation(*turns * 100, ("assistant", "Hello"))])
+    assert [number for number in rendered if number > 10] == [301]
+    if is_cut:
+        assert isinstance(result, TokenisedPrompt)
+        whole = planned(chat_tokenizer(model, 40, is_cut=True), conversation(*turns))
+        assert result == whole
+    else:
+        assert isinstance(result, RejectError)
+        assert result.kind == "too-long"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,10 @@
 """The command as people meet it: what it prints, where, and how it exits."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +358,82 @@ def test_watch_tells_a_stalled_run(
         "statetap: 2 prompts are neither stored nor queued; run: statetap reconcile "
         f"--run {run.path}\n"
     )
+
+
+def test_status_goes_on_without_redis(statetap: Invoke, run: RunFolder) -> None:
+    """It says so, shows what the files say, and leaves open what it cannot know."""
+    store(run, prompts_of(run)[0])
+    form = ("status", "--run", run.path, "--redis", "redis://:s3cret-word@127.0.0.1:1/0")
+    result = statetap(*form, "--json")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("statetap: Redis at 127.0.0.1:1/0 cannot be used")
+    assert result.stderr.endswith("from the run's files alone\n")
+    assert "s3cret" not in result.stderr
+    document = json.loads(result.stdout)
+    assert [document[name] for name in ("stored", "pending", "queued", "missing")] == [
+        *(1, 1, None, None)
+    ]
+    shown = statetap(*form)
+    assert (shown.exit_code, shown.stderr) == (0, result.stderr)
+    assert "pending 1 now" in " ".join(shown.stdout.split())
+
+
+def test_status_takes_no_wrong_password_for_an_outage(
+    statetap: Invoke, run: RunFolder, redis_server: LocalRedis
+) -> None:
+    """Nor another program's data: these are to be corrected."""
+    url = f"redis://:wrong@127.0.0.1:{redis_server.port}/0"
+    check_error(statetap("status", "--run", run.path, "--redis", url), 3, "refuses the password")
+    client: Redis = redis_server.client()
+    with client:
+        client.set(queue_name(run.read_record().inputs.spec.digest), "x")
+    result = statetap("status", "--run", run.path, "--redis", redis_server.url)
+    check_error(result, 3, "a database of its own")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_watch_that_is_stopped_ends_with_what_it_saw_last(
+    run: RunFolder, number: signal.Signals
+) -> None:
+    """The counts are on stdout, and the exit code is the signal's."""
+    store(run, prompts_of(run)[0])
+    command = [str(Path(sys.executable).parent / "statetap"), "status", "--json", "--watch"]
+    environment = {name: os.environ[name] for name in os.environ if name != "STATETAP_REDIS"}
+    with subprocess.Popen(
+        [*command, "--run", str(run.path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment | {"FORCE_COLOR": "1"},
+    ) as watcher:
+        assert watcher.stderr is not None
+        # What is drawn live.
+        while "planned" not in watcher.stderr.readline():
+            assert watcher.poll() is None
+        watcher.send_signal(number)
+        stdout, stderr = watcher.communicate(timeout=30)
+    assert watcher.returncode == 128 + number
+    assert "Traceback" not in stderr
+    document = json.loads(stdout)
+    assert (document["stored"], document["pending"]) == (1, 1)
+
+
+def test_only_planning_waits_for_transformers(run: RunFolder, redis_server: LocalRedis) -> None:
+    """Seconds of imports, which no command needs that works on a plan."""
+    program = (
+        "import sys\n"
+        "from statetap_producer.cli import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    for command in ("enqueue", "reconcile", "rerun", "status"):
+        arguments = (command, "--run", str(run.path), "--redis", redis_server.url)
+        subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
 
 
 def test_sealing_cuts_shards_to_their_content(statetap: Invoke, run: RunFolder) -> None:

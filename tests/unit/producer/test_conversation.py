@@ -97,6 +97,30 @@ def test_values_that_only_a_table_has_are_rejected(row: dict[str, object], kind:
     assert kind_of(row) == kind
 
 
+def test_padding_makes_no_difference_wherever_it_is() -> None:
+    """Every number of pads at either end, masked or labelled, leaves the same prompt."""
+    ids, mask, labels = [5, 6, 7], [0, 1, 1], [-100, 6, 7]
+    expected = TokenIds(array("i", ids), ((1, 3),))
+    for before in range(3):
+        for after in range(3):
+            row: dict[str, object] = {
+                "input_ids": [0] * before + ids + [0] * after,
+                "attention_mask": [0] * before + [1] * 3 + [0] * after,
+            }
+            masked = row | {"loss_mask": [1] * before + mask + [1] * after}
+            labelled = row | {"labels": [-100] * before + labels + [0] * after}
+            assert parse_row(masked).content == parse_row(labelled).content == expected
+
+
+def test_a_system_prompt_is_a_system_message() -> None:
+    """It goes by either name; two that differ are an open question."""
+    row: dict[str, object] = {"prompt": "Hi", "response": "Hello"}
+    brief = Conversation(({"role": "system", "content": "Be brief."}, *ASKED.messages), None)
+    assert parse_row(row | {"system_prompt": "Be brief."}).content == brief
+    assert parse_row(row | {"system_prompt": "Be brief.", "system": "Be brief."}).content == brief
+    assert kind_of(row | {"system_prompt": "Be brief.", "system": "Be kind."}) == "system-twice"
+
+
 def test_a_long_mask_becomes_its_spans() -> None:
     """Spans cover exactly the ones of the mask, up to both of its ends."""
     mask = [1] * 3 + [0] * 1000 + [1] * 2000 + [0] + [1]

@@ -130,6 +130,38 @@ def test_many_rows_come_whole_and_in_order(
     assert read == [RawRow("many", number, row) for number, row in enumerate(rows, 1)]
 
 
+def test_lists_of_turns_are_lines_whatever_the_length_of_the_first(tmp_path: Path) -> None:
+    """A first line that no look ahead reaches the end of is a row as the others are."""
+    first = [{"role": "user", "content": "aé€😀" * 400_000}, {"role": "assistant", "content": "Hi"}]
+    line = json.dumps(first, ensure_ascii=False).encode()
+    path = tmp_path / "lists.jsonl"
+    path.write_bytes(line + b"\n\n" + line + b"\n{broken}\n" + LINE)
+    rows = [(row.line, row.raw) for row in Dataset.open(path).rows()]
+    assert rows == [(1, {"messages": first}), (3, line), (4, b"{broken}"), (5, LINE.strip())]
+
+
+def test_a_long_array_of_rows_ends_its_file(tmp_path: Path) -> None:
+    """What stands behind an array of rows belongs to no dataset, on whichever line."""
+    path = tmp_path / "array.json"
+    path.write_bytes(json.dumps([{"text": "x" * (2 << 20)}]).encode() + b"\n" + LINE)
+    with pytest.raises(CheckError, match="beyond row 1: something follows the array's end"):
+        list(Dataset.open(path).rows())
+
+
+def test_a_run_within_its_dataset_changes_nothing(tmp_path: Path) -> None:
+    """Rows and digest are the same before and after a run was made inside the folder."""
+    (tmp_path / "a.jsonl").write_bytes(LINE)
+    before = Dataset.open(tmp_path)
+    digest, rows = before.digest(), list(before.rows())
+    run = tmp_path / "run1"
+    run.mkdir()
+    pq.write_table(pa.table({"input_ids": [[1, 2]]}), run / "plan.parquet")
+    (run / "run.json").write_text("{}")
+    (run / "left-out.jsonl").write_text('{"line": 1}\n')
+    after = Dataset.open(tmp_path)
+    assert (after.digest(), list(after.rows())) == (digest, rows)
+
+
 def test_only_columns_that_count_are_read(tmp_path: Path) -> None:
     """Damage in a column that no row shape has does no harm, and in another one it does."""
     path = tmp_path / "wide.parquet"

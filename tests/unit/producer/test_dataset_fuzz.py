@@ -32,6 +32,7 @@ BEGINNINGS = (
     b"{\n",
     b'[{"messages": [',
     b'{"messages": [{"role": "user"',
+    b'[{"role": "user", "content": "Hi"}',
 )
 
 #: What JSON text is made of, so that nearly valid files come up often.
@@ -130,7 +131,7 @@ def test_compressed_texts_are_read_as_plain_ones(
 
 TURN_FIELDS = (
     *("role", "from", "content", "value", "type", "text", "function", "name", "arguments"),
-    *("tool_calls", "tool_call_id", "id", "reasoning"),
+    *("tool_calls", "tool_call_id", "id", "reasoning", "function_call", "refusal", "weight"),
 )
 
 json_values = st.recursive(

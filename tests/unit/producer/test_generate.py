@@ -313,6 +313,96 @@ def test_an_answer_that_is_no_turn_is_left_out(desk: Desk) -> None:
     assert dict(outcome.progress.num_left_out) == {"content-not-text": 1}
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1e999"])
+@pytest.mark.parametrize("texts", [("odd",), ("odd", "done")])
+def test_a_row_with_a_number_that_json_does_not_have_is_left_out(
+    desk: Desk, number: str, texts: tuple[str, ...]
+) -> None:
+    """Python reads it, and no server and no other reader of the file would."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": "#"}}}]
+    odd = json.dumps(question(*texts, tools=tools)).replace('"#"', number)
+    desk.ask(question("one"), odd, question("two"))
+    outcome = desk.generate()
+    assert desk.answers() == ["re: one", "re: two"]
+    assert [(fault.line, fault.kind) for fault in outcome.progress.faults] == [(2, "no-json-form")]
+    assert outcome.counts.num_refused == 0
+
+
+def test_an_answer_with_a_number_that_json_does_not_have_is_left_out(desk: Desk) -> None:
+    """As a model may write it into the arguments of a call."""
+    call = {"type": "function", "id": "c", "function": {"name": "f", "arguments": '{"x": NaN}'}}
+    desk.server.message_of = lambda body: (
+        {"content": None, "tool_calls": [call]}
+        if body["messages"][0]["content"] == "odd"
+        else {"content": "fine"}
+    )
+    desk.ask(question("odd"), question("one"))
+    outcome = desk.generate()
+    assert desk.answers() == ["fine"]
+    assert dict(outcome.progress.num_left_out) == {"no-json-form": 1}
+
+
+def test_answers_that_cannot_be_decompressed_are_the_servers_fault(desk: Desk) -> None:
+    """One sentence, after a bounded number of tries; when it is mended, all is answered."""
+    desk.ask(question("one"))
+
+    def compress(_body: Row, _number: int) -> None:
+        desk.server.encoding = "gzip"
+
+    desk.server.behaviour = compress
+    assert "cannot be read" in refused(desk.generate, "server-fails", 3)
+    assert len(desk.server.asked) == 8
+    # The list of models is then no better.
+    refused(desk.generate, "server-unreachable", 3)
+    desk.server.behaviour, desk.server.encoding = (lambda _body, _number: None), None
+    desk.generate()
+    assert desk.answers() == ["re: one"]
+
+
+def test_where_nothing_is_answered_there_is_no_file(desk: Desk) -> None:
+    """It ends with the reason of the first row, and the same call asks again."""
+    desk.ask(question("one"), question("two"), question("three"))
+    desk.server.behaviour = lambda _body, _number: (400, {"message": "max_tokens is too large"})
+    sentence = refused(desk.generate, "nothing-answered", 1)
+    assert "3 left out" in sentence
+    assert "max_tokens is too large" in sentence
+    assert desk.names() == {"chats.jsonl", "answered.jsonl.partial"}
+    desk.server.behaviour = lambda _body, _number: None
+    desk.generate()
+    assert desk.answers() == ["re: one", "re: two", "re: three"]
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_what_the_server_did_not_answer_is_asked_again(desk: Desk, status: int) -> None:
+    """By the same call, and nothing else is; until then the file holds the others."""
+    desk.ask(question("one"), question("two"), question("three"), "broken")
+    desk.server.behaviour = lambda body, _number: (
+        (status, {"message": "no"}) if body["messages"][0]["content"] == "two" else None
+    )
+    first = desk.generate(in_flight=1)
+    assert (first.counts.num_left_out, first.counts.num_refused) == (2, 1)
+    assert desk.answers() == ["re: one", "re: three"]
+    desk.server.behaviour = lambda _body, _number: None
+    desk.server.asked.clear()
+    second = desk.generate()
+    assert desk.server.last_turns() == ["two"]
+    assert (second.is_new, second.counts.num_left_out, second.counts.num_refused) == (True, 1, 0)
+    assert desk.answers() == ["re: one", "re: two", "re: three"]
+    assert not desk.generate().is_new
+    assert desk.names() == {"chats.jsonl", "answered.jsonl", "answered.jsonl.made"}
+
+
+def test_a_file_whose_partial_file_was_removed_is_finished(desk: Desk) -> None:
+    """Nobody asks for everything once more because of one row."""
+    desk.ask(question("one"), question("two"))
+    desk.server.behaviour = lambda body, _number: (
+        (400, {}) if body["messages"][0]["content"] == "two" else None
+    )
+    desk.generate()
+    desk.partial.unlink()
+    assert not desk.generate().is_new
+
+
 def test_strict_stops_at_the_first_such_row(desk: Desk) -> None:
     """What was answered before is kept."""
     desk.ask(question("one"), "broken", question("two"))

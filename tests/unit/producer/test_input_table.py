@@ -57,6 +57,9 @@ TWO_CALLS = chat(
     ),
 )
 
+SUM = {"type": "function", "function": {"name": "sum"}}
+SUM_OF_1 = [{"type": "function", "function": {"name": "sum", "arguments": {"a": 1}}}]
+
 #: By source: what each row is, under its line or under ``file:line``: its content, the same with
 #: its id, or the kind of its rejection.
 READ: dict[str, dict[str, Content | Row | str]] = {
@@ -66,6 +69,31 @@ READ: dict[str, dict[str, Content | Row | str]] = {
     "both-lists.jsonl": {"1": HI, "2": HI, "3": HI, "4": HI},
     "prompt-response.jsonl": {"1": HI, "2": HI, "3": WITH_SYSTEM, "4": HI},
     "alpaca.jsonl": {"1": asked("Add.\n\n1 and 2", "3"), "2": HI, "3": HI, "4": HI},
+    "history.jsonl": {
+        "1": chat(BRIEF, *asked("Ho", "Yes").messages, *asked("Hm", "No").messages, *HI.messages),
+        "2": chat(*asked("Ho", "Yes").messages, *HI.messages),
+        "3": chat(*asked("Ho", "Yes").messages, turn("user", "Hi")),
+        "4": HI,
+        "5": HI,
+        **{str(line): "history-unreadable" for line in range(6, 12)},
+        "12": HI,
+    },
+    "turns-and-answer.jsonl": {
+        **{str(line): HI for line in range(1, 9)},
+        "9": "answer-twice",
+        "10": "answer-twice",
+        "11": "content-not-text",
+        "12": "answer-twice",
+        "13": HI,
+        "14": HI,
+    },
+    "prompt-in-text.jsonl": {
+        "1": HI,
+        "2": HI,
+        "3": chat(turn("user", "Hi")),
+        "4": asked("[1] Hi", "[]"),
+        "5": asked('[{"city": "Rome"}]'),
+    },
     "text.jsonl": {
         "1": PlainText("Once upon a time."),
         "2": "conversation-empty",
@@ -90,6 +118,31 @@ READ: dict[str, dict[str, Content | Row | str]] = {
         "6": ids(5, 6, 7, loss=((1, 3),)),
         "7": ids(5, 6, loss=()),
         "8": Row(ids(5, 6, loss=((0, 2),)), "both"),
+    },
+    "padded-ids.jsonl": {
+        "1": ids(5, 6, 7, loss=((1, 3),)),
+        "2": ids(5, 6, 7, loss=((1, 3),)),
+        "3": ids(5, 6, loss=((0, 2),)),
+        "4": ids(5, 6, loss=((1, 2),)),
+        "5": ids(5, 6, loss=((0, 2),)),
+        "6": "attention-mask-hole",
+        "7": "mask-length",
+        "8": "mask-unreadable",
+        "9": "mask-unreadable",
+        "10": "mask-unreadable",
+        "11": "ids-unreadable",
+        "12": "mask-length",
+        "13": "labels-differ",
+    },
+    "loss-masks.jsonl": {
+        "1": ids(5, 6, 7, loss=((1, 3),)),
+        "2": ids(5, 6, 7, loss=((1, 3),)),
+        "3": ids(5, 6, 7, loss=((1, 3),)),
+        "4": ids(5, 6, 7, loss=((1, 3),)),
+        "5": "masks-differ",
+        "6": "masks-differ",
+        "7": "mask-length",
+        "8": "mask-unreadable",
     },
     "roles.jsonl": {
         "1": chat(
@@ -156,6 +209,36 @@ READ: dict[str, dict[str, Content | Row | str]] = {
                 tool_calls=[{"type": "function", "function": {"name": "now", "arguments": {}}}],
             )
         ),
+    },
+    "function-calls.jsonl": {
+        "1": chat(
+            turn("user", "Hi"),
+            turn("assistant", None, tool_calls=SUM_OF_1),
+            turn("tool", "1", name="sum"),
+            turn("assistant", "Hello"),
+            tools=(
+                {
+                    "type": "function",
+                    "function": {"name": "sum", "parameters": {"type": "object"}},
+                },
+            ),
+        ),
+        "2": chat(
+            turn("user", "Hi"), turn("assistant", "Well.", tool_calls=SUM_OF_1), tools=(SUM,)
+        ),
+        "3": chat(turn("user", "Hi"), turn("assistant", "", tool_calls=SUM_OF_1)),
+        "4": HI,
+        "5": HI,
+        "6": "tool-calls-unreadable",
+        "7": "tool-calls-unreadable",
+        "8": Conversation(HI.messages, (SUM,)),
+        "9": "tools-twice",
+        "10": "tools-unreadable",
+    },
+    "refusals.jsonl": {"1": "turn-refused", "2": "turn-refused", "3": HI, "4": HI},
+    "turns-without-loss.jsonl": {
+        **{str(line): "turn-without-loss" for line in range(1, 7)},
+        "7": HI,
     },
     "reasoning.jsonl": {
         "1": chat(turn("user", "Hi"), turn("assistant", "Hello", reasoning_content="A greeting.")),
@@ -231,6 +314,15 @@ READ: dict[str, dict[str, Content | Row | str]] = {
     "array-one-line.json": {"1": HI, "2": HO},
     "array-pretty.jsonl": {"1": Row(HI, "1"), "2": "row-not-object", "3": HI},
     "array-empty.json": {},
+    "array-of-turns.jsonl": {"1": HI},
+    "array-of-turns-pretty.json": {"1": HI},
+    "array-of-turns-and-rows.json": {
+        "1": "shape-unknown",
+        "2": "shape-unknown",
+        "3": HI,
+        "4": "shape-unknown",
+    },
+    "array-of-senders.json": {"1": PlainText("Hi"), "2": HI},
     "one-object.json": {"1": HI},
     "pretty.json": {"1": HI, "2": HO},
     "spread.json": {"1": HI, "2": HO},
@@ -250,6 +342,28 @@ READ: dict[str, dict[str, Content | Row | str]] = {
     "stream.arrow.zst": {"1": Row(HI, "1"), "2": Row(TWO_CALLS, "2")},
     "file.arrow": {"1": Row(HI, "1"), "2": Row(TWO_CALLS, "2")},
     "ids.parquet": {"1": ids(5, 6, 7, loss=((1, 3),)), "2": ids(8, loss=((0, 1),))},
+    "map-columns.parquet": {
+        "1": chat(
+            turn("user", "Hi"),
+            turn(
+                "assistant",
+                None,
+                tool_calls=[
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "sum",
+                            "arguments": {"a": {"of": "1", "by": {"2": "x", "3": None}}, "b": None},
+                        },
+                    }
+                ],
+            ),
+            tools=({"name": "sum", "properties": {"a": {"type": "string"}}},),
+        ),
+        "2": HI,
+        "3": "row-unreadable",
+    },
+    "map-turns.parquet": {"1": HI},
     "json-column.parquet": {"1": HI, "2": "row-unreadable"},
     "json-column.arrow": {"1": HI, "2": "row-unreadable"},
     "not-utf8.parquet": {"1": PlainText("Hi"), "2": "row-unreadable", "3": PlainText("Ho")},
@@ -260,6 +374,10 @@ READ: dict[str, dict[str, Content | Row | str]] = {
         "a/2.jsonl:1": PlainText("a/2.jsonl"),
         "a/b/1.json:1": PlainText("a/b/1.json"),
         "b.jsonl:1": PlainText("b.jsonl"),
+    },
+    "with-runs": {
+        "other/plan.parquet:1": PlainText("other/plan.parquet"),
+        "run.jsonl:1": PlainText("run.jsonl"),
     },
     "saved": {
         "data-00000-of-00002.arrow:1": Row(HI, "0"),
@@ -309,6 +427,8 @@ REFUSED: dict[str, Refusal] = {
     "cut-array.json": Refusal("dataset-damaged", "cut-array.json cannot be read beyond row 1", 1),
     "array-no-comma.json": Refusal("dataset-damaged", "beyond row 1: a comma or", 1),
     "array-and-more.json": Refusal("dataset-damaged", "something follows the array's end", 1),
+    "array-of-turns-and-more.json": Refusal("dataset-damaged", "something follows the array's end"),
+    "with-runs/run1": Refusal("dataset-missing", "folders of runs are passed over"),
     "array-not-utf8.json": Refusal("dataset-damaged", "array-not-utf8.json cannot be read"),
     "cut-pretty.json": Refusal("dataset-damaged", "cut-pretty.json cannot be read beyond row 1", 1),
     "saved-dict": Refusal("dataset-has-splits", "holds the splits train, test; give one of them"),

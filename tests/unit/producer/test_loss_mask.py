@@ -47,7 +47,7 @@ def answers_in(
 ) -> list[str]:
     text = template(messages, False)
     shape = learn_turn_shape(template, special)
-    spans = answer_spans(text, messages, template, shape, special)
+    spans = answer_spans(text, messages, template, shape, special, stop=len(text))
     return [text[start:end] for start, end in spans]
 
 
@@ -74,6 +74,84 @@ def test_what_is_learned_of_a_template() -> None:
 def test_an_answer_is_its_content_and_its_end_token() -> None:
     """Neither the header before an answer nor the white space after its end belongs to it."""
     assert answers_in(chatml, TURNS) == ["A<e>", "A<e>"]
+
+
+def test_several_tokens_may_end_a_turn() -> None:
+    """All of them are the answer's, a header and a token that ends the text are not."""
+
+    def ended(messages: Sequence[Message], is_open: bool) -> str:  # noqa: FBT001 - Render
+        text = "".join(f"<{m['role']}><r>{m['content']}</r><e>" for m in messages)
+        return text + ("<assistant>" if is_open else "<end>")
+
+    special = ("<user>", "<assistant>", "<r>", "</r>", "<e>", "<end>")
+    assert learn_turn_shape(ended, special).endings == ("</r><e>",)
+    assert answers_in(ended, TURNS, special) == ["<r>A</r><e>"] * 2
+    assert answers_in(ended, TURNS[:3], special) == ["<r>A</r><e>"]
+
+
+def test_of_end_tokens_that_start_alike_the_longest_is_taken() -> None:
+    """What the tokenizer makes one token is not cut in two."""
+    special = ("<e>\n", "<e>", "")
+    assert learn_turn_shape(chatml, special).endings == ("<e>\n",)
+
+
+def test_answers_behind_what_is_planned_are_not_looked_for() -> None:
+    """The work is bounded by what is planned; the answer in which it stops is still found."""
+    text = chatml(TURNS, False)
+    rendered = []
+
+    def counted(messages: Sequence[Message], is_open: bool) -> str:  # noqa: FBT001 - Render
+        rendered.append(len(messages))
+        return chatml(messages, is_open)
+
+    shape = learn_turn_shape(chatml, END)
+    many = TURNS * 100
+    long_text = chatml(many, False)
+    first = text.index("A<e>")
+    for stop, num_found in ((first, 0), (first + 1, 1), (len(text), 2)):
+        spans = answer_spans(long_text, many, counted, shape, END, stop=stop)
+        assert len(spans) == num_found
+    assert max(rendered) == 5
+
+
+def test_a_call_under_a_header_of_its_own_is_the_turn_s() -> None:
+    """The turn ends with its calls, whatever ends the text before them."""
+
+    def split(messages: Sequence[Message], is_open: bool) -> str:  # noqa: FBT001 - Render
+        texts: list[Message] = []
+        for m in messages:
+            texts += [m, answer("call")] if m.get("tool_calls") else [m]
+        return chatml(texts, is_open)
+
+    called = (user("Q"), answer("A", tool_calls=[{}]), user("Q"), answer("A"))
+    expected = "A<e>\n<assistant>call<e>"
+    assert answers_in(split, called) == [expected, "A<e>"]
+    assert answers_in(split, called[:2]) == [expected]
+
+
+def test_white_space_before_a_header_may_differ_once_turns_follow() -> None:
+    """The content before an answer and its generation prompt are there: that is proof enough."""
+
+    def airy(messages: Sequence[Message], is_open: bool) -> str:  # noqa: FBT001 - Render
+        end = "\n<e> " if len(messages) > 2 else "<e>\n"
+        first = f"<user>{messages[0]['content']}{end}"
+        return first + chatml(messages[1:], is_open)
+
+    assert answers_in(airy, (user("Q"), answer("\nA"), user("Q"))) == ["\nA<e>"]
+    # The first of these answers has nothing that a mark could follow.
+    assert answers_in(airy, (user("Q"), answer(""), answer("A"))) == ["<e>", "A<e>"]
+
+
+def test_what_differs_by_more_than_white_space_is_refused() -> None:
+    """Other text between a content and a header is not taken for the same."""
+
+    def moody(messages: Sequence[Message], is_open: bool) -> str:  # noqa: FBT001 - Render
+        end = "<f>\n" if len(messages) > 2 else "<e>\n"
+        first = f"<user>{messages[0]['content']}{end}"
+        return first + chatml(messages[1:], is_open)
+
+    error = refusal(moody, (user("Q"), answer("A"), user("Q")))
+    assert (error.kind, "begins turn 2" in error.message) == ("template-moves-text", True)
 
 
 def test_white_space_that_ends_a_turn_belongs_to_it() -> None:

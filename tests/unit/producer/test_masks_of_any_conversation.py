@@ -23,10 +23,21 @@ from .chat_families import (
 )
 
 #: Kinds that say that a conversation is not the template's, or cannot be decided.
-_REFUSALS = ("template-refused", "template-moves-text", "no-loss-tokens", "assistant-first")
+_REFUSALS = (
+    "template-refused",
+    "template-moves-text",
+    "template-drops-text",
+    "no-loss-tokens",
+    "assistant-first",
+)
 
 #: Templates that take whatever comes in any order.
 _TOLERANT = ("chatml", "qwen3", "llama31", "mistral", "kimi_k2")
+
+#: Those that leave out what is said beside a call, and the one that needs a question last to write
+#: a system message.
+_MUTE_CALLS = ("llama31", "mistral")
+_LATE_SYSTEM = ("mistral",)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +64,7 @@ def turns(number: int) -> st.SearchStrategy[list[dict[str, Any]]]:
         words(f"R{number}"),
     )
     asking = st.builds(
-        lambda text, given: answer(text, tool_calls=[call("f", x=given)]),
+        lambda text, given: answer(text, tool_calls=[call("f", "f:0", x=given)]),
         st.none() | words(f"A{number}"),
         words(f"C{number}"),
     )
@@ -114,7 +125,24 @@ def test_few_conversations_are_refused(
 ) -> None:
     """A template that takes every conversation leaves none of these undecided."""
     [result] = tokenizers[name].prompts([asked])
-    assert not isinstance(result, RejectError), (result, asked)
+    lost = said_in_vain(name, asked)
+    if isinstance(result, RejectError):
+        assert (result.kind, bool(lost)) == ("template-drops-text", True), (result, asked)
+    else:
+        # An emoji that is lost may stand beside another one.
+        assert not {"A", "S"}.intersection(lost), asked
+
+
+def said_in_vain(name: str, asked: Conversation) -> str:
+    """What the templates leave out, as a person reads them."""
+    first, last = asked.messages[0], asked.messages[-1]
+    lost = ""
+    if name in _LATE_SYSTEM and first["role"] == "system" and last["role"] != "user":
+        lost = first["content"].strip()
+    if name in _MUTE_CALLS:
+        called = [m["content"] or "" for m in asked.messages if "tool_calls" in m]
+        lost += "".join(content.split("</think>")[-1].strip() for content in called)
+    return lost
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +159,7 @@ def test_a_generation_block_and_what_is_found_without_it_agree(
     with_and_without_block: list[ChatTokenizer], asked: Conversation
 ) -> None:
     """The same text, marked by its author and by the search, has the same mask."""
-    plain = tuple({**m, "content": m["content"] or ""} for m in asked.messages)
+    plain = tuple({"role": m["role"], "content": m["content"] or ""} for m in asked.messages)
     [[without], [with_block]] = [
         tokenizer.prompts([Conversation(plain, None)]) for tokenizer in with_and_without_block
     ]

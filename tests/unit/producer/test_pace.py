@@ -4,7 +4,7 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from statetap_local.made_runs import made_run
@@ -130,19 +130,72 @@ def test_a_disk_that_is_too_small_is_foreseen(
         assert pace.disk_full_s == (None if expected is None else pytest.approx(expected))
 
 
+class Far:
+    """A run of which samples lie on other machines, and the meter that looks at it."""
+
+    def __init__(self, run: RunFolder, clock: Clock) -> None:
+        self._clock = clock
+        self._state = RunState(run)
+        self.told: Any = SimpleNamespace(
+            num_tokens=0, num_bytes=0, keys=set(), letters={}, silent=[], workers=[]
+        )
+        self._state.settled.announcements = cast(Any, self.told)
+        self._meter = PaceMeter(run, lambda: clock.now_s)
+
+    def look(self, seconds: float, num_tokens: int, *workers: str) -> Pace:
+        """After some seconds so many tokens are announced by these workers."""
+        self._clock.now_s += seconds
+        self.told.num_tokens = num_tokens
+        self.told.workers = [SimpleNamespace(name=name, host="h") for name in workers]
+        return self._meter(self._state, self._state.numbers())
+
+
 def test_what_others_announce_counts_as_it_grows(made: RunFolder, clock: Clock) -> None:
     """Announcements have no times: the first look knows no rate, later ones that of the growth."""
     store_at(made, clock, 0, 0)
-    state = RunState(made)
-    far: Any = SimpleNamespace(num_tokens=200, num_bytes=0, keys=set(), letters={}, silent=[])
-    state.settled.announcements = far
-    meter = PaceMeter(made, lambda: clock.now_s)
-    first = meter(state, state.numbers())
+    far = Far(made, clock)
+    first = far.look(0, 200, "a")
     assert (first.tokens_per_s, first.overall_tokens_per_s, first.left_s) == (None, None, None)
-    clock.now_s += 40
-    far.num_tokens = 600
-    meter(state, state.numbers())
-    clock.now_s += 20
-    far.num_tokens = 700
-    later = meter(state, state.numbers())
-    assert later.tokens_per_s == pytest.approx(100 / 20)
+    far.look(40, 600, "a")
+    assert far.look(20, 700, "a").tokens_per_s == pytest.approx(100 / 20)
+
+
+def test_a_worker_that_goes_or_comes_back_is_no_rate(made: RunFolder, clock: Clock) -> None:
+    """As when its disk is unmounted: what it holds is neither unstored nor stored that moment."""
+    far = Far(made, clock)
+    far.look(0, 700, "a", "b")
+    for seconds, num_tokens, workers, expected in (
+        (5, 300, ("a",), None),
+        (5, 320, ("a",), 20 / 5),
+        (5, 740, ("a", "b"), None),
+        (5, 770, ("a", "b"), 30 / 5),
+        # Its shards were brought here.
+        (5, 400, ("a", "b"), None),
+        (5, 0, (), 0.0),
+        (5, 0, (), 0.0),
+    ):
+        pace = far.look(seconds, num_tokens, *workers)
+        assert pace.tokens_per_s == (None if expected is None else pytest.approx(expected))
+        assert pace.left_s is None or pace.left_s >= 0
+
+
+def test_other_disks_do_not_fill_this_one(
+    made: RunFolder, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is written here counts; where the run ends before, nothing is foreseen."""
+    usage = SimpleNamespace(free=100 * TOKEN_BYTES)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    far = Far(made, clock)
+    far.look(0, 100, "a")
+    assert far.look(10, 200, "a").disk_full_s is None
+    # 100 tokens in 10 s here, and 100 there: 600 are left for 30 s, and 300 of them come here.
+    store_at(made, clock, 0, 10)
+    store_at(made, clock, 1, 20)
+    far = Far(made, clock)
+    far.look(0, 100, "a")
+    pace = far.look(10, 200, "a")
+    assert pace.tokens_per_s == pytest.approx(200 / 20 + 100 / 10)
+    assert pace.left_s == pytest.approx(600 / 20)
+    assert pace.disk_full_s == pytest.approx(100 / 10)
+    usage.free = 310 * TOKEN_BYTES
+    assert far.look(0, 200, "a").disk_full_s is None

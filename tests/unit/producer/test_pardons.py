@@ -1,5 +1,9 @@
 """What rerun writes down."""
 
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,3 +45,38 @@ def test_a_whole_line_that_is_no_pardon_is_named(tmp_path: Path, line: str) -> N
     with pytest.raises(StatetapError, match=r"reruns\.jsonl:2 cannot be read") as caught:
         Pardons(path).read()
     assert caught.value.kind == "reruns-damaged"
+
+
+@contextmanager
+def room_for(num_bytes: int) -> Iterator[None]:
+    """Files may have so many bytes: the kernel writes what fits and then refuses."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("content", ["", '{"key": "k1", "num_letters": 1}\n', '{"key": "k1", "nu'])
+def test_a_full_disk_pardons_all_or_none(tmp_path: Path, content: str) -> None:
+    """The file is as before, and one sentence names it; with room, all are pardoned."""
+    path = tmp_path / "reruns.jsonl"
+    path.write_text(content)
+    letters = {f"sample-{number}": 1 for number in range(1000)}
+    with room_for(5000), pytest.raises(StatetapError, match="nothing was pardoned") as caught:
+        Pardons(path).add(letters)
+    assert (caught.value.kind, caught.value.exit_code) == ("reruns-unwritable", 3)
+    assert str(path) in caught.value.message
+    assert path.read_text() == content
+    Pardons(path).add(letters)
+    assert Pardons(path).read().keys() >= letters.keys()
+
+
+def test_a_folder_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
+    """As is one that is read-only."""
+    with pytest.raises(StatetapError, match="cannot be written") as caught:
+        Pardons(tmp_path / "gone" / "reruns.jsonl").add({"k": 1})
+    assert caught.value.kind == "reruns-unwritable"

@@ -42,6 +42,15 @@ def llama(role: str, text: str) -> str:
     return f"<|start_header_id|>{role}<|end_header_id|>\n\n{text}"
 
 
+R7B_BEGINNING = (
+    "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|># System Preamble<|END_OF_TURN_TOKEN|>"
+)
+
+
+def r7b(role: str, text: str, mark: str = "") -> str:
+    return f"<|START_OF_TURN_TOKEN|><|{role}_TOKEN|>{text}<|END_OF_TURN_TOKEN|>{mark}"
+
+
 #: Template, what is it about, conversation, and its text with the loss between ⟦ and ⟧.
 CASES: list[tuple[str, str, Conversation, str]] = [
     (
@@ -165,6 +174,18 @@ CASES: list[tuple[str, str, Conversation, str]] = [
             "<|im_end|>⟧\n"
         ),
     ),
+    *(
+        (
+            "qwen3",
+            f"a thought that the row calls {name}",
+            conversation(user("Hi"), answer("Hello!", **{name: "They greet me."})),
+            (
+                "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+                "⟦<think>\nThey greet me.\n</think>\n\nHello!<|im_end|>⟧\n"
+            ),
+        )
+        for name in ("reasoning_content", "reasoning", "thinking")
+    ),
     (
         "llama31",
         "two turns, contents trimmed",
@@ -179,10 +200,10 @@ CASES: list[tuple[str, str, Conversation, str]] = [
     ),
     (
         "llama31",
-        "the question moved behind the tools, a call whose text is dropped",
+        "the question moved behind the tools, a result as JSON",
         conversation(
             user("Weather?"),
-            answer("Let me see.", tool_calls=[call("weather", city="Paris")]),
+            answer("", tool_calls=[call("weather", city="Paris")]),
             tool("Sunny"),
             answer("It is sunny."),
             tools=WEATHER,
@@ -197,8 +218,8 @@ CASES: list[tuple[str, str, Conversation, str]] = [
     ),
     (
         "mistral",
-        "two turns without a generation prompt; a system message is only in a last question",
-        conversation(system("Be brief."), *TWICE),
+        "two turns without a generation prompt",
+        conversation(*TWICE),
         "<s>[INST] Hi[/INST]⟦ Hello 🎉</s>⟧[INST] And you?[/INST]⟦ Fine, é</s>⟧",
     ),
     (
@@ -363,6 +384,48 @@ CASES: list[tuple[str, str, Conversation, str]] = [
         ),
     ),
     (
+        "gpt_oss",
+        "a thought under a name that the template does not know",
+        conversation(user("Hi"), answer("Hello 🎉", reasoning_content="They greet me.")),
+        (
+            "<|start|>system<|message|>You are ChatGPT.<|end|><|start|>user<|message|>Hi<|end|>"
+            "<|start|>assistant⟦<|channel|>analysis<|message|>They greet me.<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>Hello 🎉<|return|>⟧"
+        ),
+    ),
+    (
+        "command_r7b",
+        "two tokens that end each answer, of an empty one too",
+        conversation(user("Hi"), answer("Hello 🎉"), user("And you?"), answer(""), user("Ok")),
+        R7B_BEGINNING
+        + r7b("USER", "Hi")
+        + r7b("CHATBOT", "⟦<|START_RESPONSE|>Hello 🎉<|END_RESPONSE|>", "⟧")
+        + r7b("USER", "And you?")
+        + r7b("CHATBOT", "⟦<|START_RESPONSE|><|END_RESPONSE|>", "⟧")
+        + r7b("USER", "Ok"),
+    ),
+    (
+        "command_r7b",
+        "text and calls in one turn, a result as JSON",
+        conversation(
+            user("Weather?"),
+            answer("I ask.", tool_calls=[call("weather", city="Paris"), call("weather")]),
+            tool('"Sunny"\n'),
+            answer("<|END_RESPONSE|> Sunny."),
+        ),
+        R7B_BEGINNING
+        + r7b("USER", "Weather?")
+        + r7b(
+            "CHATBOT",
+            "⟦<|START_THINKING|>I ask.<|END_THINKING|><|START_ACTION|>["
+            '{"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Paris"}}, '
+            '{"tool_call_id": "1", "tool_name": "weather", "parameters": {}}]<|END_ACTION|>',
+            "⟧",
+        )
+        + r7b("SYSTEM", '<|START_TOOL_RESULT|>"\\"Sunny\\"\\n"<|END_TOOL_RESULT|>')
+        + r7b("CHATBOT", "⟦<|START_RESPONSE|><|END_RESPONSE|> Sunny.<|END_RESPONSE|>", "⟧"),
+    ),
+    (
         "phi3",
         "special tokens that take white space along, and one more token at the end",
         conversation(user("Hi"), answer("\nHello"), user("Ok?"), answer("Yes")),
@@ -394,6 +457,45 @@ def test_every_token_is_masked_as_a_person_marked_it(
     assert not isinstance(result, RejectError), result
     family = FAMILIES[name]
     assert planned_tokens(family, result.prompt) == marked_tokens(family, marked)
+
+
+MUTE_CALL = (user("Weather?"), answer("Let me see.", tool_calls=[call("weather")]))
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "what"),
+    [
+        ("mistral", conversation(system("Be brief."), *TWICE), "turn 1, of role 'system'"),
+        ("llama31", conversation(*MUTE_CALL), "turn 2, of role 'assistant'"),
+        ("mistral", conversation(*MUTE_CALL), "turn 2, of role 'assistant'"),
+        ("gpt_oss", conversation(*MUTE_CALL), "turn 2, of role 'assistant'"),
+        (
+            "gpt_oss",
+            conversation(user("Hi"), answer("", tool_calls=[call("a"), call("weather")])),
+            "the call of 'weather' in turn 2",
+        ),
+        ("gemma3", conversation(*ASKED, tools=None), "the call of 'weather' in turn 2"),
+        ("gemma3", conversation(*TWICE, tools=WEATHER), "leaves out the tools"),
+        (
+            "deepseek_r1",
+            conversation({"role": "developer", "content": "Be brief."}, *TWICE),
+            "turn 1, of role 'developer'",
+        ),
+        ("deepseek_r1", conversation(*MUTE_CALL), "the call of 'weather' in turn 2"),
+        (
+            "kimi_k2",
+            conversation(user("Hi"), answer("", tool_calls=[call("weather", "call-1")])),
+            "the call of 'weather' in turn 2",
+        ),
+    ],
+)
+def test_what_a_template_leaves_out_is_refused(
+    tokenizers: dict[str, ChatTokenizer], name: str, asked: Conversation, what: str
+) -> None:
+    """A conversation is planned as a whole or not at all, and the message names what is lost."""
+    [result] = tokenizers[name].prompts([asked])
+    assert isinstance(result, RejectError), result
+    assert (result.kind, what in result.message) == ("template-drops-text", True), result
 
 
 def test_all_templates_are_held_against_a_person_s_marks() -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from statetap_contract import DeadLetter, Job, StatetapError, queue_name
 from statetap_contract.announcement import Announcement, pack_letters, pack_samples
 from statetap_local.made_runs import MADE_SPEC as SPEC
 from statetap_local.made_runs import made_run
 from statetap_local.services import LocalRedis
-from statetap_producer.queueing import settled
+from statetap_producer.queueing import hear_workers
 from statetap_producer.queueing.broker import Broker
 from statetap_producer.queueing.enqueue import EnqueueOutcome, enqueue
 from statetap_producer.queueing.envelope import Envelope
@@ -23,6 +24,7 @@ from statetap_producer.queueing.run_state import RunState
 from statetap_producer.run.plan import PlannedPrompt
 from statetap_producer.run.run_folder import RunFolder
 from statetap_worker.notice_board import NoticeBoard, Speaker
+from statetap_worker.place import place_of
 
 from .conftest import give_up, prompts_of, store
 
@@ -38,7 +40,7 @@ def made(tmp_path: Path) -> RunFolder:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is announced here is announced at once."""
-    monkeypatch.setattr(settled, "ANNOUNCED_AFTER_S", 0.0)
+    monkeypatch.setattr(hear_workers, "KNOWN_AFTER_S", 0.0)
 
 
 def queued_keys(redis_server: LocalRedis) -> list[str]:
@@ -136,18 +138,36 @@ class FarWorker:
     def address(self) -> str:
         return f"{self._name}@there:/runs"
 
-    def tell(self, samples: list[PlannedPrompt], letters: tuple[DeadLetter, ...] = ()) -> None:
+    def tell(
+        self,
+        samples: list[PlannedPrompt],
+        letters: tuple[DeadLetter, ...] = (),
+        *,
+        is_at_work: bool = False,
+    ) -> None:
         """Announces all that it holds."""
         with self._redis.client() as client:
-            board = NoticeBoard(
-                client, f"place-{self._name}", Speaker(self._name, "there", "/runs")
-            )
+            board = self._board(client)
             lengths = array("I", [row.prompt.num_tokens for row in samples])
             batch = pack_samples("".join(row.key for row in samples), lengths)
             letter_batches = [pack_letters(letters)] if letters else []
             blank: Announcement = board.blank(f"e{len(samples)}")
             told = board.add("made", blank, [batch], letter_batches, len(samples), is_complete=True)
+            if not is_at_work:
+                board.give_word()
         assert told is not None
+
+    def appear(self, *behind: str) -> None:
+        """Is at work, and says that it has announced everything but these runs."""
+        with self._redis.client() as client:
+            board = self._board(client)
+            board.serve(SPEC.digest)
+            assert board.take_word()
+            board.is_as_left()
+            board.appear(board.now_us(), behind)
+
+    def _board(self, client: redis.Redis) -> NoticeBoard:
+        return NoticeBoard(client, f"place-{self._name}", Speaker(self._name, "there", "/runs"))
 
 
 def test_announced_samples_are_stored(redis_server: LocalRedis, made: RunFolder) -> None:
@@ -217,31 +237,100 @@ def test_a_silent_worker_may_be_done_without(redis_server: LocalRedis, made: Run
     assert (both.num_enqueued, both.num_held_back) == (8, 0)
 
 
-def test_a_worker_that_speaks_again_is_not_missed(
-    redis_server: LocalRedis, made: RunFolder
-) -> None:
-    """Also when it is still named as one to do without."""
+def test_a_worker_that_was_given_up_stays_so(redis_server: LocalRedis, made: RunFolder) -> None:
+    """For all commands, also when an older Redis comes back with its record."""
     prompts = prompts_of(made)
     far = FarWorker(redis_server)
     far.tell(prompts[:2])
     put_back(redis_server, made, window=1)
+    assert put_back(redis_server, made, without=[far.address], window=4).num_enqueued == 3
+    far.tell(prompts[:2])
+    assert found(put_back(redis_server, made, window=1))[0] == 0
     with redis_server.client() as client:
         client.flushall()
-    far.tell(prompts[:2])
-    outcome = put_back(redis_server, made, without=[far.address])
-    assert found(outcome) == (2, 0, 0, 0, 6)
-    assert outcome.num_enqueued == 6
+    assert enqueue(made, redis_server.url, window=0) == EnqueueOutcome(8, 0, 0, 0)
 
 
-def test_a_worker_that_was_never_heard_of_is_a_mistake(
+def test_lost_samples_do_not_count_though_redis_remembers_them(
     redis_server: LocalRedis, made: RunFolder
+) -> None:
+    """A worker is given up with what it announced, and its lists go."""
+    far = FarWorker(redis_server)
+    far.tell(prompts_of(made)[:2])
+    outcome = put_back(redis_server, made, without=["far@there"])
+    assert found(outcome) == (0, 0, 0, 0, 8)
+    assert outcome.num_enqueued == 8
+    with redis_server.client() as client:
+        assert list(client.scan_iter("statetap.announced*")) == []
+
+
+def test_a_worker_that_speaks_again_counts_again(redis_server: LocalRedis, made: RunFolder) -> None:
+    """Though it was given up."""
+    prompts = prompts_of(made)
+    far = FarWorker(redis_server)
+    far.tell(prompts[:2])
+    put_back(redis_server, made, without=[far.address], window=1)
+    far.tell(prompts[:3])
+    assert found(put_back(redis_server, made))[0] == 3
+    with redis_server.client() as client:
+        client.flushall()
+    assert put_back(redis_server, made).silent_workers == (far.address,)
+
+
+def test_a_worker_at_work_is_not_given_up(redis_server: LocalRedis, made: RunFolder) -> None:
+    """Its disk is there."""
+    far = FarWorker(redis_server)
+    far.tell(prompts_of(made)[:2], is_at_work=True)
+    far.appear()
+    with pytest.raises(StatetapError, match=r"far@there:/runs is at work") as caught:
+        put_back(redis_server, made, without=[far.address])
+    assert (caught.value.kind, caught.value.exit_code) == ("worker-alive", 2)
+    assert queued_keys(redis_server) == []
+
+
+def test_a_silent_worker_without_which_all_is_known_is_not_missed(
+    redis_server: LocalRedis, made: RunFolder
+) -> None:
+    """What it held is stored elsewhere, or dead."""
+    prompts = prompts_of(made)
+    far, other = FarWorker(redis_server), FarWorker(redis_server, "other")
+    far.tell(prompts[:2])
+    put_back(redis_server, made, window=1)
+    with redis_server.client() as client:
+        client.flushall()
+    give_up(made, prompts[0].key)
+    assert put_back(redis_server, made).silent_workers == (far.address,)
+    other.tell(prompts[1:2])
+    assert put_back(redis_server, made).silent_workers == ()
+    assert enqueue(made, redis_server.url, window=0).num_enqueued == 0
+
+
+def test_a_worker_that_announced_dead_letters_alone_is_missed(
+    redis_server: LocalRedis, made: RunFolder
+) -> None:
+    """Its dead letters would be extracted again."""
+    letter = DeadLetter(
+        prompts_of(made)[0].key, "mismatch", "why", 6, "http://s", "2026-01-01T00:00:00Z"
+    )
+    far = FarWorker(redis_server)
+    far.tell([], (letter,))
+    assert found(put_back(redis_server, made, window=1))[1] == 1
+    with redis_server.client() as client:
+        client.flushall()
+    outcome = put_back(redis_server, made)
+    assert (outcome.num_enqueued, outcome.silent_workers) == (0, (far.address,))
+
+
+@pytest.mark.parametrize("name", ["fat@there:/runs", "far@there:/runs2", "far@there:", "far@ther"])
+def test_a_worker_that_was_never_heard_of_is_a_mistake(
+    redis_server: LocalRedis, made: RunFolder, name: str
 ) -> None:
     """The sentence lists those there are."""
     FarWorker(redis_server).tell(prompts_of(made)[:2])
     with pytest.raises(StatetapError) as caught:
-        put_back(redis_server, made, without=["fat@there:/runs"])
+        put_back(redis_server, made, without=[name])
     assert (caught.value.kind, caught.value.exit_code) == ("worker-unknown", 2)
-    assert caught.value.message.endswith("workers are: far@there")
+    assert caught.value.message.endswith("workers are: far@there:/runs")
     assert queued_keys(redis_server) == []
 
 
@@ -251,13 +340,75 @@ def test_what_is_about_to_be_announced_is_waited_for(
     """A sample far away that was acknowledged just before is not enqueued again."""
     prompts = prompts_of(made)
     far = FarWorker(redis_server)
-    far.tell(prompts[:1])
-    slept: list[float] = []
+    far.tell(prompts[:1], is_at_work=True)
+    far.appear()
+    num_pauses = 0
 
-    def announce(seconds: float) -> None:
-        slept.append(seconds)
-        far.tell(prompts[:3])
+    def announce(_seconds: float) -> None:
+        nonlocal num_pauses
+        num_pauses += 1
+        if num_pauses == 1:
+            # Says something, but not yet of this run.
+            far.appear("made")
+        else:
+            far.tell(prompts[:3], is_at_work=True)
+            far.appear()
 
     monkeypatch.setattr(time, "sleep", announce)
     assert enqueue(made, redis_server.url, window=0) == EnqueueOutcome(5, 3, 0, 0)
-    assert len(slept) == 1
+    assert num_pauses == 2
+
+
+def test_a_worker_that_holds_nothing_yet_is_waited_for_and_missed(
+    redis_server: LocalRedis, made: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was seen at the queue of the run, so it may hold what Redis has forgotten."""
+    far = FarWorker(redis_server)
+    monkeypatch.setattr(time, "sleep", lambda _: far.appear())
+    far.appear()
+    assert enqueue(made, redis_server.url, window=0).num_enqueued == 8
+    with redis_server.client() as client:
+        client.flushall()
+    monkeypatch.undo()
+    monkeypatch.setattr(hear_workers, "KNOWN_AFTER_S", 0.0)
+    outcome = put_back(redis_server, made)
+    assert (outcome.num_enqueued, outcome.silent_workers) == (0, (far.address,))
+
+
+def test_a_redis_that_forgot_everything_is_given_time(
+    redis_server: LocalRedis, made: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that nobody here ever saw make themselves known to it."""
+    assert put_back(redis_server, made).num_enqueued == 8
+    with redis_server.client() as client:
+        client.flushall()
+    far = FarWorker(redis_server)
+
+    def announce(_seconds: float) -> None:
+        monkeypatch.setattr(hear_workers, "KNOWN_AFTER_S", 0.0)
+        far.tell(prompts_of(made)[:3])
+
+    monkeypatch.setattr(hear_workers, "KNOWN_AFTER_S", 60.0)
+    monkeypatch.setattr(time, "sleep", announce)
+    assert put_back(redis_server, made).num_enqueued == 5
+
+
+def test_a_worker_whose_samples_are_seen_is_not_waited_for(
+    redis_server: LocalRedis, made: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is one that looks at the very folder in which the run lies."""
+
+    def refuse(_seconds: float) -> None:
+        raise AssertionError
+
+    prompts = prompts_of(made)
+    store(made, *prompts[:2])
+    FarWorker(redis_server).tell(prompts[:1], is_at_work=True)
+    place = place_of(made.path.parent)
+    with redis_server.client() as client:
+        board = NoticeBoard(client, place, Speaker("near", "here", "/elsewhere/mounted"))
+        board.serve(SPEC.digest)
+        assert board.take_word()
+        board.is_as_left()
+    monkeypatch.setattr(time, "sleep", refuse)
+    assert put_back(redis_server, made).num_enqueued == 6

@@ -26,7 +26,7 @@ def seen(stored: int, dead: int, *, is_seen: bool = True, num_writers: int = 2) 
     writers = tuple(SourcePace(f"node-{n:02d}", 5, 50, 3.0, 61.0) for n in range(num_writers))
     host = SourcePace("gpu-host", 10, 100, 6.0, None)
     pace = Pace(1234.0, 5_000_000.0, None, None, 7384.0, 10**12, 3 * 86400.0, writers, (host,))
-    return Sighting(numbers, pace, (AnnouncedWorker("far", "away", 7, 4),))
+    return Sighting(numbers, pace, (AnnouncedWorker("far", "away", 7, 4, 3 * 10**9),))
 
 
 def drawn(sighting: Sighting, width: int) -> str:
@@ -49,7 +49,7 @@ def test_status_shows_where_prompts_are_and_who_stores_them(width: int) -> None:
         "overall rate unknown",
         "time left 2 h 3 min",
         "disk 1.0 TB free, full in 3 d",
-        "announced 7 samples by far@away, heard 4 s ago",
+        "announced 7 samples by far@away, heard 4 s ago, 3.0 GB free",
         "node-01 5 50 3 1 min 1 s ago",
         "gpu-host 10 100 6",
     ):

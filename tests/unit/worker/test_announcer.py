@@ -1,8 +1,11 @@
 """What a worker announces of its disk, in a real Redis."""
 
+import errno
 import json
 import logging
 import os
+import shutil
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,9 +19,12 @@ from statetap_contract import CaptureSpec, DeadLetter
 from statetap_contract.announcement import (
     PLACES_KEY,
     Announcement,
+    Presence,
     announced_key,
     announced_letters_key,
     announced_samples_key,
+    presence_key,
+    serving_key,
     speaker_key,
     unpack_letters,
     unpack_samples,
@@ -27,6 +33,7 @@ from statetap_local.services import LocalRedis
 from statetap_store import Provenance, ShardSet
 from statetap_worker import announced_run
 from statetap_worker.announcer import Announcer
+from statetap_worker.place import place_of
 from statetap_worker.settings import WorkerSettings
 
 SPEC = CaptureSpec("m", "r", (1, 3), "post", 8, "float32")
@@ -108,7 +115,7 @@ def disk(tmp_path: Path, local_redis: LocalRedis) -> Iterator[Disk]:
 @pytest.fixture
 def announcer(disk: Disk) -> Iterator[Announcer]:
     """Not started: the test looks."""
-    announcer = Announcer(disk.settings)
+    announcer = Announcer(disk.settings, SPEC.digest)
     yield announcer
     announcer.close()
 
@@ -168,7 +175,7 @@ def test_a_folder_without_samples_is_not_announced(disk: Disk, announcer: Announ
     (disk.runs / ".hidden").mkdir()
     (disk.runs / "notes.txt").touch()
     look_twice(announcer)
-    assert disk.places() == []
+    assert disk.client.hlen(announced_key(disk.place())) == 0
     assert disk.num_lists() == 0
 
 
@@ -235,7 +242,7 @@ def test_a_run_that_went_while_no_worker_ran_is_taken_back(disk: Disk) -> None:
     disk.store("a", 1)
     disk.store("b", 2)
     for run in (None, "b"):
-        announcer = Announcer(disk.settings)
+        announcer = Announcer(disk.settings, SPEC.digest)
         look_twice(announcer)
         announcer.close()
         if run is None:
@@ -248,8 +255,8 @@ def test_a_run_that_went_while_no_worker_ran_is_taken_back(disk: Disk) -> None:
 def test_of_workers_that_share_a_folder_one_speaks(disk: Disk) -> None:
     """When it ends, another one takes over, and the place is the same."""
     disk.store("a", 1, 2)
-    announcer = Announcer(disk.settings)
-    other = Announcer(replace(disk.settings, name="v"))
+    announcer = Announcer(disk.settings, SPEC.digest)
+    other = Announcer(replace(disk.settings, name="v"), SPEC.digest)
     look_twice(announcer)
     look_twice(other)
     place, record = disk.place(), disk.record("a")
@@ -295,7 +302,7 @@ def test_a_copy_of_a_folder_is_another_place(disk: Disk, announcer: Announcer) -
     (copy / "a" / "shards").mkdir(parents=True)
     shard = "a/shards/w-00-00001.h5"
     (copy / shard).write_bytes((disk.runs / shard).read_bytes())
-    other = Announcer(replace(disk.settings, runs=copy))
+    other = Announcer(replace(disk.settings, runs=copy), SPEC.digest)
     look_twice(other)
     other.close()
     assert disk.client.scard(PLACES_KEY) == 2
@@ -322,7 +329,7 @@ def test_redis_that_is_gone_is_waited_for(
 ) -> None:
     """It is logged once, without the password, and nothing is lost meanwhile."""
     disk.store("a", 1)
-    announcer = Announcer(disk.settings)
+    announcer = Announcer(disk.settings, SPEC.digest)
     assert announcer._try_look()
     disk.client.config_set("requirepass", "another")
     disk.client.client_kill_filter(_type="normal", skipme=True)
@@ -357,7 +364,7 @@ def test_many_samples_go_in_pieces(
 
 def test_a_thread_announces_and_ends(disk: Disk) -> None:
     """What is stored at the very end is announced while it closes."""
-    announcer = Announcer(disk.settings)
+    announcer = Announcer(disk.settings, SPEC.digest)
     announcer.start()
     disk.store("a", 1, 2)
     announcer.close()
@@ -367,8 +374,135 @@ def test_a_thread_announces_and_ends(disk: Disk) -> None:
 def test_closing_without_redis_raises_nothing(disk: Disk) -> None:
     """A worker that ends must end."""
     settings = replace(disk.settings, redis_url="redis://:s3cret-word@127.0.0.1:1/0")
-    announcer = Announcer(settings)
+    announcer = Announcer(settings, SPEC.digest)
     announcer.start()
     announcer.close()
     with pytest.raises(redis.RedisError):
         announcer.look()
+
+
+def presence(disk: Disk) -> Presence:
+    data = cast(bytes, disk.client.get(presence_key(disk.place())))
+    return Presence.decode(data)
+
+
+def test_a_presence_says_until_when_all_is_announced(disk: Disk, announcer: Announcer) -> None:
+    """What was durable when the look before the last one began; a new run comes a look later."""
+    disk.store("a", 1)
+    announcer.look()
+    assert (presence(disk).time_us, presence(disk).tells("a")) == (0, False)
+    announcer.look()
+    first = presence(disk)
+    assert first.tells("a")
+    assert first.tells("another")
+    disk.store("b", 2)
+    seconds, microseconds = disk.client.time()
+    announcer.look()
+    assert presence(disk).behind == ("b",)
+    assert presence(disk).tells("a")
+    announcer.look()
+    last = presence(disk)
+    assert last.tells("b")
+    assert first.time_us < 1_000_000 * seconds + microseconds <= last.time_us
+    assert disk.client.smembers(serving_key(SPEC.digest)) == {disk.place().encode()}
+
+
+def test_a_wiped_redis_is_noticed_by_the_next_look(disk: Disk, announcer: Announcer) -> None:
+    """Nothing is promised until all is announced again."""
+    disk.store("a", 1, 2)
+    for _ in range(3):
+        announcer.look()
+    disk.client.flushall()
+    announcer.look()
+    assert not presence(disk).tells("a")
+    announcer.look()
+    assert presence(disk).tells("a")
+    assert disk.samples("a") == [(1, 1), (2, 2)]
+
+
+def test_an_older_presence_is_noticed(disk: Disk, announcer: Announcer) -> None:
+    """As when Redis comes back from a snapshot."""
+    disk.store("a", 1)
+    look_twice(announcer)
+    older = cast(bytes, disk.client.get(presence_key(disk.place())))
+    epoch = disk.record("a")
+    announcer.look()
+    disk.client.set(presence_key(disk.place()), older)
+    look_twice(announcer)
+    record = disk.record("a")
+    assert record is not None
+    assert epoch is not None
+    assert record.epoch != epoch.epoch
+
+
+@pytest.mark.parametrize(
+    ("lease", "is_taken"),
+    [
+        ("w@{host}:999999999:7", True),
+        ("w@{host}:{pid}:7", True),
+        ("w@{host}:{pid}:{started}", False),
+        ("w@elsewhere:999999999:7", False),
+        ("v@{host}:999999999:7", False),
+        ("w@{host}:no-pid", False),
+        ("another", False),
+    ],
+)
+def test_the_lease_of_a_killed_process_of_the_same_worker_is_taken_over(
+    disk: Disk, announcer: Announcer, lease: str, *, is_taken: bool
+) -> None:
+    """Its pid is nobody's on this host, or somebody's who began later."""
+    look_twice(announcer)
+    # This process runs, and is not the announcer's parent.
+    fields = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()
+    held = lease.format(host=socket.gethostname(), pid=os.getpid(), started=fields[19])
+    disk.client.set(speaker_key(disk.place()), held, ex=20)
+    announcer.look()
+    value = cast(bytes, disk.client.get(speaker_key(disk.place()))).decode()
+    assert (value != held) == is_taken
+
+
+def test_the_room_on_the_disk_is_announced(disk: Disk, announcer: Announcer) -> None:
+    """With each record."""
+    disk.store("a", 1)
+    look_twice(announcer)
+    record = disk.record("a")
+    assert record is not None
+    assert abs(record.free_bytes - shutil.disk_usage(disk.runs).free) < 1 << 30
+
+
+def refuse_links(_self: Path, _target: Path) -> None:
+    raise PermissionError(errno.EPERM, "no hard links here")
+
+
+def refuse_space(_descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_place_is_named_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file, the same name for all."""
+    monkeypatch.setattr(Path, "hardlink_to", refuse_links)
+    assert place_of(tmp_path) == place_of(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [".statetap-place"]
+
+
+def test_a_full_disk_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file piles up, however often it is tried."""
+    monkeypatch.setattr(os, "fsync", refuse_space)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            place_of(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_not_whole_is_not_used(tmp_path: Path) -> None:
+    """Another worker writes it; what a crash left of one is made anew."""
+    file = tmp_path / ".statetap-place"
+    file.write_text(".ab")
+    with pytest.raises(OSError, match="3 characters"):
+        place_of(tmp_path)
+    os.utime(file, (0, 0))
+    with pytest.raises(OSError, match="3 characters"):
+        place_of(tmp_path)
+    assert len(place_of(tmp_path)) == 32
