@@ -11,6 +11,7 @@ is read after a tenth of the rows and at the end.
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -27,6 +28,7 @@ from rich.table import Table
 from statetap_local.models import smollm2
 from statetap_producer.planning.make_plan import PlanRequest, make_plan
 from statetap_producer.planning.settle_spec import SpecWish
+from statetap_producer.planning.tokenise import BATCH_ROWS
 from statetap_producer.run.run_folder import RunFolder
 from transformers import AutoTokenizer
 
@@ -147,23 +149,24 @@ def measure_bare(dataset: Path, model: Path) -> float:
 def measure_plan(dataset: Path, num_rows: int, model: Path, run: Path) -> Measured:
     """One plan of the dataset."""
     process = psutil.Process()
-    seen: list[tuple[float, int, int]] = []
+    seen: list[tuple[float, int]] = []
 
     def look(done: int, total: int) -> None:
         if not seen or (len(seen) == 1 and done >= total / 10):
-            seen.append((time.perf_counter(), done, process.memory_info().rss))
+            seen.append((time.perf_counter(), process.memory_info().rss))
 
     request = PlanRequest(dataset, RunFolder(run), model, SpecWish(), is_elsewhere=True)
     begun = time.perf_counter()
     record = make_plan(request, look).record
     ended = time.perf_counter()
-    first_at, first_bytes, _ = seen[0]
-    share = 1 - first_bytes / dataset.stat().st_size
+    first_at, _ = seen[0]
+    # Each process has tokenised a batch by then, at most.
+    num_before = len(os.sched_getaffinity(0)) * BATCH_ROWS
     return Measured(
-        rows_per_s=num_rows * share / (ended - first_at),
+        rows_per_s=(num_rows - num_before) / (ended - first_at),
         start_s=first_at - begun,
         tokens_a_row=record.counts.num_tokens / record.counts.num_planned,
-        early_bytes=seen[-1][2],
+        early_bytes=seen[-1][1],
         late_bytes=process.memory_info().rss,
     )
 

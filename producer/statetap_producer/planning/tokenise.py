@@ -17,7 +17,7 @@ from statetap_producer.reading.row_fault import RowFault
 from statetap_producer.run.plan import PlanBatch, PlannedPrompt, plan_batch
 
 #: Most rows, and bytes of rows, in a batch: enough that handing it over costs nothing beside it.
-_BATCH_ROWS: Final = 256
+BATCH_ROWS: Final = 512
 _BATCH_BYTES: Final = 4 << 20
 
 #: What a row counts that came decoded, whose bytes nobody knows.
@@ -84,7 +84,7 @@ def batches(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
     for row in rows:
         batch.append(row)
         num_bytes += len(row.raw) if isinstance(row.raw, bytes) else _DECODED_BYTES
-        if len(batch) == _BATCH_ROWS or num_bytes >= _BATCH_BYTES:
+        if len(batch) == BATCH_ROWS or num_bytes >= _BATCH_BYTES:
             yield batch
             batch, num_bytes = [], 0
     if batch:
