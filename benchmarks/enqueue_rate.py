@@ -151,7 +151,8 @@ def alternate(
         seconds = {}
         for is_ours in (True, False) if number % 2 else (False, True):
             with redis.Redis.from_url(url) as client:
-                client.flushall()
+                # Not all of Redis: that would be a wipe, after which workers are waited for.
+                client.delete(QUEUE)
             begun = time.perf_counter()
             if is_ours:
                 enqueue(run, url, window=0)
@@ -175,10 +176,10 @@ def send_bare(url: str, messages: list[bytes]) -> None:
 def bytes_a_prompt(run: RunFolder, url: str) -> float:
     """Memory that Redis takes for a queued prompt."""
     with redis.Redis.from_url(url) as client:
-        client.flushall()
+        client.delete(QUEUE)
         outcome = enqueue(run, url, window=0)
         num_bytes = client.memory_usage(QUEUE, samples=0)
-        client.flushall()
+        client.delete(QUEUE)
     return (num_bytes or 0) / outcome.num_enqueued
 
 
