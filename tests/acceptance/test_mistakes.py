@@ -64,8 +64,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ("\n\n", 2, "empty"),
         ("hello\nworld\n", 2, "JSON"),
         ("\x00\xff", 2, "JSON"),
-        ('{"conversations": []}\n', 2, "no usable conversation"),
-        ('{"text": 1}\n{"conversations": 7}\n', 2, "no usable conversation"),
+        ('{"conversations": []}\n', 2, "none that can be planned"),
+        ('{"text": 1}\n{"conversations": 7}\n', 2, "none that can be planned"),
     ],
 )
 def test_datasets_that_cannot_be_used(
