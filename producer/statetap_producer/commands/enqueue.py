@@ -85,7 +85,7 @@ def feeding(
 ) -> "Iterator[Callable[[FeedProgress], None]]":
     """Shows how the queue is filled; stopped in the middle, says that ``command`` goes on."""
     from statetap_producer.queueing.feed_view import feed_progress
-    from statetap_producer.terminal.termination import exit_on_sigterm
+    from statetap_producer.terminal.termination import exit_on_sigterm, stop_code
 
     num_enqueued = 0
 
@@ -103,5 +103,4 @@ def feeding(
             f"{command}",
             err=True,
         )
-        # As shells have it: 128 and the number of the signal.
-        raise typer.Exit(143 if isinstance(stop, SystemExit) else 130) from None
+        raise typer.Exit(stop_code(stop)) from None

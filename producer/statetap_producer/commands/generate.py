@@ -71,7 +71,7 @@ def answer(  # noqa: PLR0913  one for each option
 def _answering() -> "Iterator[Callable[[GenerateProgress], None]]":
     """Shows how far it is; stopped in the middle, says how to go on."""
     from statetap_producer.generating.generate_view import generate_progress
-    from statetap_producer.terminal.termination import exit_on_sigterm
+    from statetap_producer.terminal.termination import exit_on_sigterm, stop_code
 
     num_rows = 0
 
@@ -88,5 +88,4 @@ def _answering() -> "Iterator[Callable[[GenerateProgress], None]]":
             f"statetap: stopped with {counted(num_rows, 'row')} answered; the same command goes on",
             err=True,
         )
-        # As shells have it: 128 and the number of the signal.
-        raise typer.Exit(143 if isinstance(stop, SystemExit) else 130) from None
+        raise typer.Exit(stop_code(stop)) from None

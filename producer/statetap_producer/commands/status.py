@@ -27,12 +27,12 @@ def status(
     """Show where prompts are, how fast they move, and who stores them."""
     lookout = _lookout(run, redis)
     if watch:
-        sighting, stop_code = _watched(lookout)
+        sighting, exit_code = _watched(lookout)
     else:
-        sighting, stop_code = lookout.look(), 0
+        sighting, exit_code = lookout.look(), 0
     _show(sighting, as_json=as_json)
-    if stop_code:
-        raise typer.Exit(stop_code)
+    if exit_code:
+        raise typer.Exit(exit_code)
     numbers = sighting.numbers
     if sighting.is_stalled:
         raise CheckError(
@@ -67,7 +67,7 @@ def _watched(lookout: "Lookout") -> "tuple[Sighting, int]":
     """The last sighting, and how the command ends where a signal ended the watch, else 0."""
     from statetap_producer.queueing.status_view import show_watch
     from statetap_producer.queueing.watch import watch as follow
-    from statetap_producer.terminal.termination import exit_on_sigterm
+    from statetap_producer.terminal.termination import exit_on_sigterm, stop_code
 
     last: Sighting | None = None
 
@@ -81,11 +81,9 @@ def _watched(lookout: "Lookout") -> "tuple[Sighting, int]":
         with exit_on_sigterm():
             return show_watch(noted(follow(lookout.look))), 0
     except (KeyboardInterrupt, SystemExit) as stop:
-        # As shells have it: 128 and the number of the signal.
-        stop_code = 143 if isinstance(stop, SystemExit) else 130
         if last is None:
-            raise typer.Exit(stop_code) from None
-        return last, stop_code
+            raise typer.Exit(stop_code(stop)) from None
+        return last, stop_code(stop)
 
 
 def _show(sighting: "Sighting", *, as_json: bool) -> None:

@@ -20,3 +20,9 @@ def exit_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def stop_code(stop: BaseException) -> int:
+    """The exit code, as shells have it, after Ctrl-C or the SystemExit of ``exit_on_sigterm``."""
+    number = signal.SIGTERM if isinstance(stop, SystemExit) else signal.SIGINT
+    return 128 + number
