@@ -33,6 +33,11 @@ class ServerCapture:
     #: Exceptions of the patch's own code since the server started; each is in the server's log.
     num_hook_errors: int
 
+    @property
+    def origin(self) -> tuple[str, str, str, str]:
+        """Who writes dumps, and where: host, folder, versions of SGLang and of the patch."""
+        return self.host, self.dumps, self.sglang_version, self.patch_version
+
     def to_json(self) -> dict[str, object]:
         """A JSON object; ``from_json`` reads it back."""
         return asdict(self) | {

@@ -24,6 +24,9 @@ MAX_TOKENS: Final = 4 * 1024 * 1024
 
 _INT32_BYTES: Final = 4
 
+#: What is said of a job that cannot be read: it may hold anything, and a ledger keeps it.
+_MOST_SAID_CHARS: Final = 500
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -117,7 +120,8 @@ class Job:
             spans = tuple(zip(bounds[::2], bounds[1::2], strict=True))
             job = cls.of(run, spec_digest, Prompt(token_ids, spans), *text_digests, attempt)
         except (ValueError, OverflowError, zlib.error, binascii.Error) as error:
-            raise RejectError("job-unreadable", f"cannot read a job: {error}") from error
+            why = str(error)[:_MOST_SAID_CHARS]
+            raise RejectError("job-unreadable", f"cannot read a job: {why}") from error
         if job.key != key:
             raise RejectError(
                 "job-unreadable", f"job {key!r} holds another prompt, whose key is {job.key}"

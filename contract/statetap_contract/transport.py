@@ -18,6 +18,24 @@ def queue_name(spec_digest: str) -> str:
     return f"statetap.{spec_digest}"
 
 
+#: Names of the hashes in which workers keep what they took and did not acknowledge, for SCAN.
+TAKEN_PATTERN: Final = "unacked.*"
+
+
+def taken_name(worker: str) -> str:
+    """The hash of one worker, so that its successor knows what to give back.
+
+    Args:
+        worker: its place and its name there, see ``announcement``.
+    """
+    return f"unacked.{worker}"
+
+
+def alive_name(taken: str) -> str:
+    """A key that is there while the worker is at work whose hash has this name."""
+    return f"alive.{taken}"
+
+
 def celery_settings(broker_url: str) -> dict[str, object]:
     """Settings for ``celery.Celery(...).conf.update``."""
     return {

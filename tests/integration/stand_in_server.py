@@ -26,6 +26,7 @@ from statetap_contract import (
     encode_header,
     layout_of,
 )
+from statetap_worker.canary import canary_prompt
 
 SPEC = CaptureSpec("stand-in", "r", (1, 2), "post", 16, "float32")
 
@@ -46,10 +47,15 @@ class StandInServer:
     def __init__(self, dumps: Path) -> None:
         self.dumps = dumps
         self.spec = SPEC
-        #: How often each key was asked for.
+        #: What the model computes.
+        self.states_of: Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float32]] = states_of
+        #: How often each key was asked for. Canaries are counted by themselves.
         self.asked: dict[str, int] = {}
+        self.num_canaries = 0
         #: Decides by key and attempt (from 1); the default is to be right.
         self.behaviour: Behaviour = lambda _key, _attempt: None
+        #: The same for canaries, whoever asks for them.
+        self.canary_behaviour: Behaviour = lambda _key, _attempt: None
         #: Prompts answered wrongly on purpose, by key: the ids to claim.
         self.wrong_ids: dict[str, list[int]] = {}
         self._lock = threading.Lock()
@@ -70,7 +76,10 @@ class StandInServer:
         self._http.server_close()
 
     def server_info(self) -> dict[str, Any]:
-        capture = ServerCapture(
+        return {"internal_states": [{FIELD: self.capture().to_json()}]}
+
+    def capture(self) -> ServerCapture:
+        return ServerCapture(
             spec=self.spec,
             dumps=str(self.dumps),
             host="stand-in",
@@ -84,13 +93,17 @@ class StandInServer:
             num_failed=0,
             num_hook_errors=0,
         )
-        return {"internal_states": [{FIELD: capture.to_json()}]}
 
     def generate(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         key, ids = body["rid"], body["input_ids"]
+        is_canary = ids == canary_prompt(self.capture()).token_ids.tolist()
         with self._lock:
-            attempt = self.asked[key] = self.asked.get(key, 0) + 1
-        if (answer := self.behaviour(key, attempt)) is not None:
+            if is_canary:
+                attempt = self.num_canaries = self.num_canaries + 1
+            else:
+                attempt = self.asked[key] = self.asked.get(key, 0) + 1
+        behaviour = self.canary_behaviour if is_canary else self.behaviour
+        if (answer := behaviour(key, attempt)) is not None:
             return answer
         with self._lock:
             fed = self.wrong_ids.pop(key, ids)
@@ -99,7 +112,7 @@ class StandInServer:
 
     def _dump(self, key: str, ids: list[int], fed: list[int], attempt: int) -> Receipt:
         token_ids = np.array(fed, np.int32)
-        states = states_of(token_ids)
+        states = self.states_of(token_ids)
         receipt = Receipt(
             key=key,
             attempt=str(attempt),

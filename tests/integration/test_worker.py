@@ -24,8 +24,10 @@ from statetap_contract import (
     celery_settings,
     queue_name,
 )
+from statetap_contract.transport import TAKEN_PATTERN
 from statetap_local.service import Service
 from statetap_local.services import LocalRedis
+from statetap_producer.queueing.envelope import Envelope
 from statetap_store import RunScanner, ShardReader
 
 from .stand_in_server import SPEC, StandInServer, states_of
@@ -82,11 +84,7 @@ class Bench:
 
     def num_messages(self) -> int:
         """Messages waiting for a worker or held by one."""
-        with self.redis.client() as client:
-            num_waiting, num_held = client.llen(queue_name(SPEC.digest)), client.hlen("unacked")
-        assert isinstance(num_waiting, int)
-        assert isinstance(num_held, int)
-        return num_waiting + num_held
+        return self.redis.num_messages(queue_name(SPEC.digest))
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         self.worker.wait_until(condition, 60)
@@ -167,6 +165,25 @@ def test_a_mismatch_is_tried_again_and_never_stored(bench: Bench) -> None:
     assert bench.dead_letters() == []
 
 
+def test_a_retry_is_shown_as_what_it_retries(bench: Bench) -> None:
+    """Celery would write a shortened repr of the packed ids into the message instead."""
+    (job,) = [job_of(0, 30)]
+    bench.server.behaviour = lambda _key, _attempt: (500, {"message": "no"})
+    with bench.redis.client() as client:
+        client.lpush(queue_name(SPEC.digest), Envelope(SPEC.digest).wrap(job))
+
+        def shown() -> set[str]:
+            messages = client.lrange(queue_name(SPEC.digest), 0, -1)
+            for name in client.scan_iter(match=TAKEN_PATTERN):
+                messages += [json.dumps(json.loads(e)[0]) for e in client.hvals(name)]
+            headers = [json.loads(message)["headers"] for message in messages]
+            return {each["argsrepr"] for each in headers if each["retries"]}
+
+        bench.wait_until(lambda: bench.server.asked.get(job.key, 0) >= 2)
+        bench.wait_until(lambda: shown() != set())
+        assert shown() == {str(job)}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("garbage",), (), (1, 2), ({"run": RUN},), ({"run": "../x", "key": "k"},), (None,)],
@@ -215,8 +232,8 @@ def test_a_prompt_that_kills_its_process_becomes_a_dead_letter(bench: Bench) -> 
     bench.send(poison.to_message())
     bench.wait_until(lambda: len(bench.dead_letters()) == 1 and bench.num_messages() == 0)
     (letter,) = bench.dead_letters()
-    assert (letter.key, letter.kind, letter.attempts) == (poison.key, "worker-lost", 6)
-    assert bench.server.asked[poison.key] == 6
+    assert (letter.key, letter.kind, letter.attempts) == (poison.key, "worker-lost", 3)
+    assert bench.server.asked[poison.key] == 3
 
 
 def test_an_outage_of_the_server_costs_no_sample(bench: Bench) -> None:
@@ -304,7 +321,7 @@ def test_a_redis_without_memory_is_waited_for(bench: Bench) -> None:
             assert len(bench.stored_keys()) < 60
             bench.worker.log.unlink()
             bench.worker = bench.start_worker()
-            bench.wait_until(lambda: "Trying to reconnect" in bench.worker.log.read_text())
+            bench.wait_until(lambda: "waiting for Redis" in bench.worker.log.read_text())
         finally:
             client.config_set("maxmemory", 0)
     # As reconcile does.

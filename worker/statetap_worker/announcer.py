@@ -5,7 +5,6 @@ it. Redis may lose everything at any time, and is told again. No failure here is
 an announcement that cannot be made is made later.
 """
 
-import logging
 import os
 import socket
 import threading
@@ -13,6 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 import redis
+import structlog
 from statetap_contract import RUN_NAME_FORM, MissingError
 
 from statetap_worker.announced_run import AnnouncedRun
@@ -20,7 +20,7 @@ from statetap_worker.notice_board import NoticeBoard, Speaker
 from statetap_worker.place import place_of
 from statetap_worker.settings import WorkerSettings
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 #: Seconds between two looks, and the most after failures.
 _INTERVAL_S: Final = 1.0
@@ -55,8 +55,8 @@ class Announcer:
         self._runs: dict[str, AnnouncedRun] = {}
         #: When the last look began, by the clock of Redis; 0 where it does not count.
         self._looked_us = 0
-        #: What cannot be done at the moment, and was logged.
-        self._failing: set[str] = set()
+        #: Runs that cannot be announced at the moment, None for all of them; this was logged.
+        self._failing: set[str | None] = set()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._announce, name="announcer", daemon=True)
 
@@ -89,12 +89,12 @@ class Announcer:
         try:
             self.look()
         except (redis.RedisError, OSError) as error:
-            self._note("announcements", f"nothing can be announced for now: {error}")
+            self._note("nothing can be announced for now", error)
         except Exception:
             # A thread that ends would leave the producer in the dark for good.
             logger.exception("announcing failed")
         else:
-            self._failing.discard("announcements")
+            self._failing.discard(None)
             return True
         self._is_speaker = False
         self._looked_us = 0
@@ -139,7 +139,7 @@ class Announcer:
         try:
             self._runs[name].look()
         except (OSError, MissingError) as error:
-            self._note(name, f"run {name} cannot be announced for now: {error}")
+            self._note("a run cannot be announced for now", error, name)
             self._runs[name].begin_again()
         else:
             self._failing.discard(name)
@@ -152,8 +152,8 @@ class Announcer:
                 if RUN_NAME_FORM.fullmatch(entry.name) and entry.is_dir()
             }
 
-    def _note(self, what: str, sentence: str) -> None:
+    def _note(self, event: str, error: Exception, run: str | None = None) -> None:
         """Logs a failure, the first time."""
-        if what not in self._failing:
-            logger.warning("%s", sentence)
-            self._failing.add(what)
+        if run not in self._failing:
+            logger.warning(event, run=run, why=error)
+            self._failing.add(run)

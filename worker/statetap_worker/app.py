@@ -4,22 +4,24 @@ Celery acknowledges a task that fails in a way nobody foresaw. Here a message is
 when its sample is durable in a shard or in the ledger; every other end puts it back.
 """
 
-import logging
 import os
 import signal
 import socket
-from typing import Any, NoReturn
+from typing import Any
 
 import billiard
-from billiard.exceptions import WorkerLostError
+import structlog
 from celery import Celery, Task
 from celery.exceptions import Reject
-from celery.signals import task_failure, worker_process_init, worker_process_shutdown
+from celery.signals import (
+    worker_process_init,
+    worker_process_shutdown,
+    worker_ready,
+    worker_shutting_down,
+)
 from statetap_contract import (
-    RUN_NAME_FORM,
     TASK_NAME,
-    Job,
-    RejectError,
+    MissingError,
     ServerCapture,
     StatetapError,
     StopError,
@@ -27,12 +29,19 @@ from statetap_contract import (
     queue_name,
 )
 
-from statetap_worker.ledger import bury
+from statetap_worker.lifeline import die_with
+from statetap_worker.place import place_of
 from statetap_worker.process import WorkerProcess
-from statetap_worker.retry import MAX_ATTEMPTS, Again, GiveUp, WaitForServer, decide
+from statetap_worker.queue_channel import guarded
+from statetap_worker.recall import pass_on
+from statetap_worker.remote_control import obey_only_inspection
+from statetap_worker.scrape_point import ScrapePoint
 from statetap_worker.settings import WorkerSettings
+from statetap_worker.taken_messages import succeed, with_own_hash
+from statetap_worker.unreadable import ledger_of
+from statetap_worker.work import Dead, Done, PutBack, TryAgain, work_off
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 
 class WorkerShell:
@@ -41,16 +50,22 @@ class WorkerShell:
     The object exists in the parent and, after the fork, in each child; ``_process`` is the child's.
     """
 
-    def __init__(self, settings: WorkerSettings, capture: ServerCapture) -> None:
+    def __init__(
+        self, settings: WorkerSettings, capture: ServerCapture, point: ScrapePoint | None
+    ) -> None:
         self._settings = settings
         self._capture = capture
+        self._point = point
         self._process: WorkerProcess | None = None
+        self._worker: Any = None
         self._parent_pid = os.getpid()
         #: Shared by parent and children: why the worker was stopped, 0 while it was not.
         self._stop_code = billiard.Value("i", 0)
+        self._worker_id = _worker_id(settings)
         self._app = Celery("statetap")
+        celery = with_own_hash(celery_settings(settings.redis_url), self._worker_id)
         self._app.conf.update(
-            celery_settings(settings.redis_url),
+            guarded(celery, ledger_of(settings)),
             task_default_queue=queue_name(capture.spec.digest),
             worker_pool="prefork",
             worker_concurrency=settings.num_processes,
@@ -59,10 +74,15 @@ class WorkerShell:
             broker_channel_error_retry=True,
         )
 
-        # ``decide`` ends retries before Celery would. Celery's own bound and delay are for a
-        # child that was lost, of which no code of ours hears in time.
+        # ``decide`` ends retries, and counts on disk; the delay is for a child that was lost.
+        # Failures of ours are in the log already, in a line of their own.
         @self._app.task(
-            bind=True, name=TASK_NAME, max_retries=MAX_ATTEMPTS - 1, default_retry_delay=1
+            bind=True,
+            base=_Extraction,
+            name=TASK_NAME,
+            max_retries=None,
+            default_retry_delay=1,
+            throws=(StatetapError,),
         )
         def extract(task: Task, message: object) -> dict[str, object]:
             return self._extract(task, message)
@@ -70,13 +90,17 @@ class WorkerShell:
         # Celery holds handlers weakly unless told otherwise.
         worker_process_init.connect(self._open_process, weak=False)
         worker_process_shutdown.connect(self._close_process, weak=False)
-        task_failure.connect(self._bury_lost, weak=False)
+        worker_ready.connect(_heed_interrupts, weak=False)
+        worker_shutting_down.connect(self._recall, weak=False)
 
     def run(self) -> int:
         """Works until it is told to stop. Returns the exit code."""
-        worker = self._app.Worker(
+        obey_only_inspection()
+        succeed(self._settings.redis_url, self._worker_id, ledger_of(self._settings))
+        self._worker = worker = self._app.Worker(
             hostname=f"{self._settings.name}@{socket.gethostname()}",
-            loglevel="WARNING",
+            # No banner: the log is one line for each event.
+            quiet=True,
             # Workers have nothing to tell one another.
             without_gossip=True,
             without_mingle=True,
@@ -86,8 +110,11 @@ class WorkerShell:
 
     def _open_process(self, **_: Any) -> None:
         try:
+            die_with(self._parent_pid)
             slot = billiard.current_process().index
-            self._process = WorkerProcess(self._settings, self._capture, slot)
+            self._process = WorkerProcess(
+                self._settings, self._capture, self._worker_id, slot, self._point
+            )
         except Exception as error:
             # Celery would go on with a child that can do nothing.
             logger.exception("a worker process cannot start")
@@ -97,86 +124,60 @@ class WorkerShell:
         if self._process is not None:
             self._process.close()
 
-    def _extract(self, task: Task, message: object) -> dict[str, object]:
-        """Extracts one prompt. The result is for Flower; nothing is kept of it."""
-        process = self._process
-        if process is None:
-            raise Reject("this process did not start", requeue=True)
-        attempt = task.request.retries + 1
-        try:
-            return process.extract(Job.from_message(message)).to_json() | {"attempt": attempt}
-        except StatetapError as error:
-            self._handle(task, process, message, error)
-        except Exception as error:
-            logger.exception("unforeseen failure")
-            self._stop_and_put_back(StopError("unforeseen", f"{type(error).__name__}: {error}"))
+    def _recall(self, **_: Any) -> None:
+        """In the parent, in the handler of each signal that tells it to stop."""
+        if self._worker is not None and self._worker.pool is not None:
+            pass_on(self._worker.pool.info["processes"])
 
-    def _handle(
-        self, task: Task, process: WorkerProcess, message: object, error: StatetapError
-    ) -> NoReturn:
-        """Carries out what ``retry.decide`` decided."""
-        attempt = task.request.retries + 1
-        match decide(error, attempt):
-            case WaitForServer(at_least_s=at_least_s):
-                logger.warning("waiting for the server kind=%s %s", error.kind, error)
-                try:
-                    process.wait_for_server(at_least_s)
-                except StatetapError as gone:
-                    self._stop_and_put_back(gone)
-                raise Reject(str(error), requeue=True)
-            case Again(wait_s=wait_s):
-                logger.warning("attempt %d failed kind=%s %s", attempt, error.kind, error)
+    def _extract(self, task: Task, message: object) -> dict[str, object]:
+        """Extracts one prompt, as far as Celery hears of it."""
+        if self._process is None:
+            raise Reject("this process did not start", requeue=True)
+        match work_off(self._process, message, task.request.retries):
+            case Done(result=result):
+                return result
+            case Dead(error=error):
+                # Flower shows a failure with its reason; the message is acknowledged all the same.
+                raise error
+            case TryAgain(error=error, wait_s=wait_s):
                 try:
                     raise task.retry(exc=error, countdown=wait_s)
                 except Reject as unsent:
                     # Redis did not take the retry; Celery would drop the message for that.
                     raise Reject(unsent.reason, requeue=True) from unsent
-            case GiveUp():
-                run, key = _names_in(message)
-                try:
-                    process.give_up(run, key, error, attempt)
-                except OSError as unwritten:
-                    self._stop_and_put_back(
-                        StopError("ledger-unwritable", f"cannot write to the ledger: {unwritten}")
-                    )
-                # Flower shows a failure with its reason; the message is acknowledged all the same.
-                raise error
-            case _:
-                self._stop_and_put_back(error)
-
-    def _bury_lost(self, exception: object = None, args: tuple[Any, ...] = (), **_: Any) -> None:
-        """In the parent: a prompt that killed every child it was given to.
-
-        Celery acknowledges the message whatever happens here; a letter that cannot be written
-        leaves the sample pending, and the next ``enqueue`` queues it again.
-        """
-        if not isinstance(exception, WorkerLostError) or not args:
-            return
-        run, key = _names_in(args[0])
-        lost = RejectError("worker-lost", f"the prompt ended {MAX_ATTEMPTS} processes: {exception}")
-        bury(self._settings, f"{self._settings.name}-parent", run, key, lost, MAX_ATTEMPTS)
-
-    def _stop_and_put_back(self, error: StatetapError) -> NoReturn:
-        self._stop(error)
-        raise Reject(str(error), requeue=True)
+            case PutBack(why=why, stop=stop):
+                if stop is not None:
+                    self._stop(stop)
+                raise Reject(why, requeue=True)
 
     def _stop(self, error: StatetapError) -> None:
         """Ends the whole worker from one of its children: warm, so that running tasks finish."""
-        logger.critical("stopping this worker kind=%s %s", error.kind, error)
-        self._stop_code.value = error.exit_code
-        # A child that outlived its parent belongs to somebody else by now.
-        if os.getppid() == self._parent_pid:
+        logger.critical("stopping this worker", kind=error.kind, why=error.message)
+        with self._stop_code.get_lock():
+            is_first = not self._stop_code.value
+            self._stop_code.value = self._stop_code.value or error.exit_code
+        # A second signal would tell the other children to give back what they are at.
+        if is_first:
             os.kill(self._parent_pid, signal.SIGTERM)
 
 
-def _names_in(message: object) -> tuple[str, str]:
-    """Run and key of a message, as far as it can be read.
+class _Extraction(Task):  # type: ignore[misc]  # Celery has no types
+    """A task whose retries are shown as the first try was: readable, not as packed ids."""
 
-    Raises:
-        RejectError: it names no run, so that there is no ledger to write it to.
-    """
-    fields = message if isinstance(message, dict) else {}
-    run, key = fields.get("run"), fields.get("key")
-    if not isinstance(run, str) or not RUN_NAME_FORM.fullmatch(run):
-        raise RejectError("job-unreadable", "a message without a readable run was dropped")
-    return run, str(key)
+    def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
+        request = self.request if request is None else request
+        shown = {"argsrepr": getattr(request, "argsrepr", None) or ""}
+        return super().signature_from_request(request, *args, **options, **shown)
+
+
+def _heed_interrupts(**_: Any) -> None:
+    """Ctrl-C is SIGTERM; the second one would make Celery cancel tasks by its own rules."""
+    signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))
+
+
+def _worker_id(settings: WorkerSettings) -> str:
+    """The worker's name and the place where it is the only one of that name."""
+    try:
+        return f"{place_of(settings.runs)}.{settings.name}"
+    except OSError as error:
+        raise MissingError("folder-unwritable", f"cannot name {settings.runs}: {error}") from error

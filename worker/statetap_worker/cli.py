@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -11,11 +12,20 @@ from urllib.parse import urlsplit
 import redis
 from statetap_contract import MissingError, StatetapError, UsageError
 
+from statetap_worker import log_lines
 from statetap_worker.app import WorkerShell
+from statetap_worker.canary import Canary
+from statetap_worker.scrape_point import scrape_point
 from statetap_worker.server import Server
-from statetap_worker.settings import WORKER_NAME_FORM, WorkerSettings
+from statetap_worker.settings import WORKER_NAME_FORM, WORKERS_FOLDER, WorkerSettings
+from statetap_worker.worker_name import name_taken
 
 _GIB: Final = 1 << 30
+
+#: Where metrics are served.
+_ADDRESS: Final = re.compile(
+    r"(?:(?:\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):)?(?P<port>[0-9]{1,5})"
+)
 
 #: Seconds to wait for a server that is still loading its model.
 _SERVER_WAIT_S: Final = 600.0
@@ -24,17 +34,25 @@ _SERVER_WAIT_S: Final = 600.0
 def main() -> None:
     """Entry point of the command."""
     try:
-        settings = _settings(_parser().parse_args())
+        arguments = _parser().parse_args()
+        settings = _settings(arguments)
+        log_lines.configure(arguments.log_level, settings.name)
         _check_redis(settings.redis_url)
-        with Server(settings.server_url) as server:
-            capture = server.wait_until_ready(_SERVER_WAIT_S)
-        shell = WorkerShell(settings, capture)
+        with (
+            name_taken(settings.runs / WORKERS_FOLDER, settings.name),
+            scrape_point(settings) as point,
+        ):
+            with Server(settings.server_url) as server:
+                capture = server.wait_until_ready(_SERVER_WAIT_S)
+                canary = Canary(settings, capture, f"{settings.name}-parent")
+                canary.wait_until_reproduced(server, _SERVER_WAIT_S)
+            exit_code = WorkerShell(settings, capture, point).run()
     except StatetapError as error:
         print(f"statetap-worker: {error}", file=sys.stderr)  # noqa: T201  the command's output
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(shell.run())
+    sys.exit(exit_code)
 
 
 def _settings(arguments: argparse.Namespace) -> WorkerSettings:
@@ -68,7 +86,19 @@ def _settings(arguments: argparse.Namespace) -> WorkerSettings:
         name=arguments.name,
         num_processes=arguments.processes,
         shard_bytes=int(arguments.shard_gib * _GIB),
+        metrics_address=_metrics_address(arguments.metrics_port),
     )
+
+
+def _metrics_address(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    address = _ADDRESS.fullmatch(text)
+    if address is None or not 0 < int(address["port"]) < 1 << 16:
+        raise UsageError(
+            "metrics-port", f"metrics cannot be served on {text!r}; give a port, or HOST:PORT"
+        )
+    return (address["ip6"] or address["host"] or "127.0.0.1"), int(address["port"])
 
 
 def _is_server_url(url: str) -> bool:
@@ -144,5 +174,16 @@ def _parser() -> argparse.ArgumentParser:
         default=16.0,
         metavar="G",
         help="size at which a shard is closed and the next begun (%(default)g)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        help="serve metrics for Prometheus there, on 127.0.0.1 unless a host is given",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=log_lines.LEVELS,
+        default="warning",
+        help="least level of a line in the log; info has one line a sample (%(default)s)",
     )
     return parser

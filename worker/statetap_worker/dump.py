@@ -40,10 +40,7 @@ def map_dump(folder: Path, receipt: Receipt) -> Dump:
     """
     path = folder / dump_name(receipt.key)
     try:
-        with path.open("rb") as stream:
-            if not os.fstat(stream.fileno()).st_size:  # such a file cannot be mapped
-                raise MismatchError("dump-cut", f"{path} is empty")
-            return _read(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), path)
+        return map_file(path)
     except FileNotFoundError as error:
         raise TransientError(
             "dump-missing",
@@ -52,10 +49,25 @@ def map_dump(folder: Path, receipt: Receipt) -> Dump:
         ) from error
 
 
+def map_file(path: Path) -> Dump:
+    """Maps a file that has a dump's form.
+
+    Raises:
+        OSError: it cannot be read.
+        MismatchError: kinds ``dump-cut`` and ``dump-unreadable``.
+    """
+    with path.open("rb") as stream:
+        if not os.fstat(stream.fileno()).st_size:  # such a file cannot be mapped
+            raise MismatchError("dump-cut", f"{path} is empty")
+        return _read(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), path)
+
+
 def _read(mapped: mmap.mmap, path: Path) -> Dump:
     try:
         receipt = decode_header(mapped[:HEADER_BYTES])
-    except ValueError as error:
+        if receipt.num_tokens < 1 or receipt.row_width < 1:
+            raise ValueError("the dump's header speaks of no rows")
+    except (ValueError, RecursionError) as error:  # the latter from brackets, deep enough
         raise MismatchError("dump-unreadable", f"{path}: {error}") from error
     layout = layout_of(receipt)
     if len(mapped) != layout.file_bytes:

@@ -1,16 +1,12 @@
-"""LeaseHolder: who holds the lease of a speaker, and whether that one is gone."""
+"""LeaseHolder: who holds a lease in Redis, and whether that one is gone."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseHolder:
-    """A worker by its name and host, and by the process that is the parent of its children.
-
-    A child that takes the place of a killed one has the same parent, and goes on at once.
-    """
+    """A worker by its name and host, and one process of it."""
 
     worker: str
     host: str
@@ -19,9 +15,8 @@ class LeaseHolder:
     started: str
 
     @classmethod
-    def here(cls, worker: str, host: str) -> "LeaseHolder":
-        """The worker that this child belongs to."""
-        pid = os.getppid()
+    def of(cls, worker: str, host: str, pid: int) -> "LeaseHolder":
+        """A process on this host."""
         return cls(worker, host, pid, _started(pid))
 
     def encode(self) -> bytes:
@@ -33,9 +28,14 @@ class LeaseHolder:
 
         A name is one worker's on all that share a folder, so the earlier one ran on this host.
         """
-        owner, _, process = held.decode(errors="replace").rpartition("@")
-        host, *numbers = process.split(":")
-        if (owner, host) != (self.worker, self.host) or len(numbers) != len(("pid", "started")):
+        return held.rpartition(b"@")[0].decode(errors="replace") == self.worker and (
+            self.outlives(held)
+        )
+
+    def outlives(self, held: bytes) -> bool:
+        """Whether a lease is that of a process of this host, which has ended."""
+        host, *numbers = held.decode(errors="replace").rpartition("@")[2].split(":")
+        if host != self.host or len(numbers) != len(("pid", "started")):
             return False
         pid, started = numbers
         return pid.isdecimal() and _started(int(pid)) != started

@@ -1,5 +1,6 @@
 """NoticeBoard: where one place's announcements stand in Redis."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -54,7 +55,8 @@ class NoticeBoard:
         self._speaker = speaker
         self._publish = client.register_script(_PUBLISH)
         self._replace = client.register_script(_REPLACE)
-        self._lease = LeaseHolder.here(speaker.worker, speaker.host)
+        # The parent's, so that a child in the place of a killed one goes on at once.
+        self._lease = LeaseHolder.of(speaker.worker, speaker.host, os.getppid())
         #: The presence as it was left in Redis.
         self._presence: bytes | None = None
 

@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from statetap_contract import CaptureSpec, Job, MismatchError, Receipt, StopError
+from statetap_contract import Job, MismatchError, Receipt, ServerCapture, StopError
 from statetap_store import ShardSet
 
 from statetap_worker.dump import Dump, delete_dump, map_dump
+from statetap_worker.recall import Recall, Urgency
 from statetap_worker.server import Server
-from statetap_worker.validate import prove_dump, prove_receipt
+from statetap_worker.validate import prove_dump, prove_origin, prove_receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,14 @@ class Pipeline:
     """One worker process's way from a job to a stored sample."""
 
     server: Server
-    #: What the server said it captures.
-    spec: CaptureSpec
+    #: What the server said of itself.
+    capture: ServerCapture
     #: The server's dump folder, as this host sees it.
     dumps: Path
     #: Gives the shards of a job's run.
     shards_of: Callable[[Job], ShardSet]
+    #: May end the wait for the server's answer.
+    recall: Recall
 
     def extract(self, job: Job) -> Outcome:
         """Extracts, proves and stores one prompt; returns once the sample is durable.
@@ -50,21 +53,23 @@ class Pipeline:
 
         Raises:
             RetryError, RejectError, StopError: see ``retry.decide``.
+            Recalled: the worker was told twice to stop.
         """
-        if job.spec_digest != self.spec.digest:
+        if job.spec_digest != self.capture.spec.digest:
             raise StopError(
                 "spec-differs",
                 f"job {job.key} wants spec {job.spec_digest}, the server at {self.server.url} "
-                f"captures {self.spec.digest}",
+                f"captures {self.capture.spec.digest}",
             )
         shards = self.shards_of(job)
-        if job.key in shards:
+        if self.is_stored(job):
             # Stored before its message was acknowledged; the dump may have been left behind.
             delete_dump(self.dumps, job.key)
             return Outcome(job.key, job.prompt.num_tokens, False, 0.0, 0.0, 0.0)
 
         begun = time.monotonic()
-        receipt = self.server.capture(job)
+        with self.recall.interrupts(Urgency.ASKING):
+            receipt = self.server.capture(job)
         answered = time.monotonic()
         dump = self._prove(receipt, job)
         proven = time.monotonic()
@@ -92,12 +97,17 @@ class Pipeline:
             ),
         )
 
+    def is_stored(self, job: Job) -> bool:
+        """Whether the sample is in a shard of its run, durably."""
+        return job.key in self.shards_of(job)
+
     def _prove(self, receipt: Receipt, job: Job) -> Dump:
         """The dump, proven; one that fails is deleted, or the retry would be given it again."""
         try:
-            prove_receipt(receipt, job, self.spec)
+            prove_receipt(receipt, job, self.capture.spec)
+            prove_origin(receipt, self.capture)
             dump = map_dump(self.dumps, receipt)
-            prove_dump(dump, receipt, job, self.spec)
+            prove_dump(dump, receipt, job, self.capture.spec)
         except MismatchError:
             delete_dump(self.dumps, job.key)
             raise

@@ -12,7 +12,7 @@ from statetap_contract.announcement import PLACE_FILE, read_place
 from statetap_store.file_bytes import sync_folder
 
 #: What file systems say that have no hard links.
-_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
+NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 #: Seconds after which a file that is not whole was left by a crash, not by one who writes it.
 _LEFT_S: Final = 60.0
@@ -45,7 +45,7 @@ def _name(runs: Path, file: Path) -> None:
         with suppress(FileExistsError):
             file.hardlink_to(own)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in NO_LINKS:
             raise
         with suppress(FileExistsError):
             _write(file, text)

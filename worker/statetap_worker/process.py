@@ -1,10 +1,15 @@
 """What one worker process owns: its connection to the server, its shards, its ledgers."""
 
+import hashlib
+import os
+import socket
 import time
+from contextlib import ExitStack
 from typing import Final
 
 from statetap_contract import (
     Job,
+    MismatchError,
     MissingError,
     ServerCapture,
     StatetapError,
@@ -15,13 +20,28 @@ from statetap_store import Provenance, ShardSet
 from statetap_store.file_bytes import make_folders
 
 from statetap_worker.announcer import Announcer
+from statetap_worker.canary import Canary
+from statetap_worker.company import Company
+from statetap_worker.dump import delete_dump
+from statetap_worker.in_hand import InHand
+from statetap_worker.lease_holder import LeaseHolder
 from statetap_worker.ledger import bury
+from statetap_worker.metrics import Metrics
+from statetap_worker.metrics_page import MetricsPage
 from statetap_worker.pipeline import Outcome, Pipeline
+from statetap_worker.recall import Recall, Urgency
+from statetap_worker.sample_leases import SampleLeases
+from statetap_worker.scrape_point import ScrapePoint
 from statetap_worker.server import MENDED_BY_TIME, Server
-from statetap_worker.settings import WorkerSettings
+from statetap_worker.settings import WORKERS_FOLDER, WorkerSettings
+from statetap_worker.taken_messages import Pulse
+from statetap_worker.tries import WORKER_LOST, TriedBefore, Tries
 
 #: Seconds to wait for a server that went away; loading a large model takes minutes.
 _OUTAGE_S: Final = 600.0
+
+#: No server ends and loads its model again in so few seconds.
+_SHORTEST_RESTART_S: Final = 5.0
 
 
 class WorkerProcess:
@@ -30,40 +50,112 @@ class WorkerProcess:
     ``slot`` is stable: the child that replaces a dead one gets its slot, hence its shards.
     """
 
-    def __init__(self, settings: WorkerSettings, capture: ServerCapture, slot: int) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        capture: ServerCapture,
+        worker_id: str,
+        slot: int,
+        point: ScrapePoint | None,
+    ) -> None:
         self._settings = settings
         self._capture = capture
         self._slot_name = f"{settings.name}-{slot:02d}"
         self._server = Server(settings.server_url)
-        #: Whether the server is known to be the one that the worker was started for.
-        self._has_shaken_hands = False
+        self._canary = Canary(settings, capture, self._slot_name)
+        #: Until when the server is certainly the one that hands were shaken with. By the monotonic
+        #: clock: a server that was heard of just now has not been started anew.
+        self._known_until_s = 0.0
         self._shards: dict[str, ShardSet] = {}
-        self._pipeline = Pipeline(self._server, capture.spec, settings.dumps, self._shards_of)
+        self._tries: dict[str, Tries] = {}
+        host = socket.gethostname()
+        folder = settings.runs / WORKERS_FOLDER
+        self._in_hand = InHand(folder / self._slot_name)
+        self._company = Company(folder / _server_name(host, settings.server_url))
+        self._recall = Recall()
+        counted_in = None if point is None else point.folder
+        self.metrics = Metrics(counted_in, f"{slot:02d}", capture.spec.row_bytes)
+        holder = LeaseHolder.of(settings.name, host, os.getpid())
+        self._leases = SampleLeases(settings.redis_url, holder)
+        self._pipeline = Pipeline(
+            self._server, capture, settings.dumps, self._shards_of, self._recall
+        )
+        if (left := self._in_hand.left) is not None:
+            self._tries_of(left.run).add(left.key, left.attempt, WORKER_LOST)
+            self._in_hand.clear()
         #: In one process of the worker: it announces what all of them store.
         self._announcer: Announcer | None = None
+        #: Likewise: it answers for all of them.
+        self._page: MetricsPage | None = None
+        self._pulse: Pulse | None = None
         if slot == 0:
+            self._pulse = Pulse(settings.redis_url, worker_id)
+            self._pulse.start()
             self._announcer = Announcer(settings, capture.spec.digest)
             self._announcer.start()
+            if point is not None:
+                self._page = MetricsPage(point, settings, capture.spec.digest)
+                self._page.start()
 
-    def extract(self, job: Job) -> Outcome:
-        """See ``Pipeline.extract``. Shakes hands before the first job, and after every outage."""
-        if not self._has_shaken_hands:
-            self._shake_hands()
-        return self._pipeline.extract(job)
+    def extract(self, job: Job, *, is_suspect: bool) -> Outcome:
+        """See ``Pipeline.extract``. Shakes hands before the first job and after every outage.
+
+        Also after a rest, in which an outage would have passed unnoticed.
+
+        Args:
+            job: the prompt.
+            is_suspect: whether it may have ended a process or a server, and is tried alone.
+
+        Raises:
+            Recalled: the worker was told to stop, and the job was not begun.
+        """
+        with ExitStack() as stack:
+            with self._recall.interrupts(Urgency.WAITING):
+                stack.enter_context(
+                    self._leases.held(job.key, lambda: self._pipeline.is_stored(job))
+                )
+                stack.enter_context(self._company.joined(is_alone=is_suspect))
+            # After the waits, which are rests too.
+            if time.monotonic() > self._known_until_s:
+                self._shake_hands()
+            stack.enter_context(self._in_hand.holding(job))
+            stack.enter_context(self.metrics.in_flight())
+            try:
+                outcome = self._pipeline.extract(job)
+            except MismatchError:
+                # Perhaps it is another server by now.
+                self._known_until_s = 0.0
+                raise
+        if outcome.is_new:
+            self._known_until_s = time.monotonic() + _SHORTEST_RESTART_S
+        return outcome
+
+    def tried_before(self, job: Job) -> TriedBefore:
+        """The failed tries of a job's sample."""
+        return self._tries_of(job.run).of(job.key, job.attempt)
+
+    def note_failure(self, job: Job, error: StatetapError) -> None:
+        """Counts a failed try. Raises OSError when that cannot be done."""
+        self._tries_of(job.run).add(job.key, job.attempt, error.kind)
 
     def wait_for_server(self, at_least_s: float) -> None:
         """Waits until the server is ready again.
 
         Raises:
             MissingError: it is not, after ten minutes.
+            Recalled: the worker was told to stop.
         """
-        self._has_shaken_hands = False
-        time.sleep(at_least_s)
-        self._server.wait_until_ready(_OUTAGE_S)
+        self._known_until_s = 0.0
+        with self._recall.interrupts(Urgency.WAITING):
+            time.sleep(at_least_s)
+            self._server.wait_until_ready(_OUTAGE_S)
 
     def give_up(self, run: str, key: str, error: StatetapError, attempts: int) -> None:
         """Writes a sample to the run's ledger. Raises OSError when that cannot be done."""
         bury(self._settings, self._slot_name, run, key, error, attempts)
+        # Its server may have left one; nobody comes for it any more.
+        delete_dump(self._settings.dumps, key)
+        self.metrics.buried(error.kind)
 
     def close(self) -> None:
         """Closes shards and connections; what was committed is durable without it."""
@@ -71,15 +163,25 @@ class WorkerProcess:
             shards.close()
         self._shards.clear()
         self._server.close()
+        self._leases.close()
+        self._company.close()
+        self._in_hand.close()
         if self._announcer is not None:
             self._announcer.close()
+        if self._page is not None:
+            self._page.close()
+        if self._pulse is not None:
+            self._pulse.close()
 
     def _shake_hands(self) -> None:
         """Makes sure that the server still captures what the worker was started for.
 
         Raises:
             TransientError: kind ``server-unreachable``.
-            StopError: kind ``spec-differs``, or those of ``agreed_capture``.
+            MissingError: it did not compute the canary prompt in ten minutes.
+            StopError: kinds ``spec-differs`` and ``server-differs``, those of ``agreed_capture``,
+                or those of the canary.
+            Recalled: the worker was told to stop.
         """
         try:
             capture = self._server.handshake()
@@ -93,7 +195,21 @@ class WorkerProcess:
                 f"the server at {self._server.url} now captures {capture.spec}, this worker was "
                 f"started for {self._capture.spec}; start another worker for it",
             )
-        self._has_shaken_hands = True
+        if capture.origin != self._capture.origin:
+            raise StopError(
+                "server-differs",
+                f"the server at {self._server.url} is now {capture.origin}, this worker was "
+                f"started for {self._capture.origin}; start it again, so that its shards say so",
+            )
+        with self._recall.interrupts(Urgency.WAITING):
+            self._canary.wait_until_reproduced(self._server, _OUTAGE_S)
+        self._known_until_s = time.monotonic() + _SHORTEST_RESTART_S
+
+    def _tries_of(self, run: str) -> Tries:
+        if run not in self._tries:
+            folder = self._settings.runs / run
+            self._tries[run] = Tries(folder, self._slot_name, self._settings.server_url)
+        return self._tries[run]
 
     def _shards_of(self, job: Job) -> ShardSet:
         """The shards of the job's run, with the provenance of its first job: a run has one plan."""
@@ -124,3 +240,8 @@ class WorkerProcess:
                 shard_bytes=self._settings.shard_bytes,
             )
         return self._shards[run]
+
+
+def _server_name(host: str, url: str) -> str:
+    """For a file that all processes share which ask this server, whatever their workers' names."""
+    return f"{host}-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}"

@@ -1,14 +1,17 @@
 """What to do with a failure, as a value: a pure function, tested as a table.
 
-| failure                          | decision                                            |
-|----------------------------------|-----------------------------------------------------|
-| server gone, busy, or full       | wait for it, then put the message back; no attempt  |
-| transient, a Retry-After given   | again after that time                               |
-| transient                        | again after 1, 2, 4 ... s, at most 60               |
-| mismatch                         | the same                                            |
-| either, after ``MAX_ATTEMPTS``   | dead letter                                         |
-| rejected                         | dead letter at once                                 |
-| fatal to the worker              | stop; the message goes back to the queue            |
+| failure                                        | decision                                       |
+|------------------------------------------------|------------------------------------------------|
+| server gone, busy or full, key still in flight | wait for it, then put the message back; no try |
+| server lost with the prompt in hand            | the same, but it counts, and the next is alone |
+| process lost with the prompt in hand           | counts likewise; Celery puts the message back  |
+| either, ``MOST_LOSSES`` times                  | dead letter                                    |
+| transient, a Retry-After given                 | again after that time                          |
+| transient                                      | again after 1, 2, 4 ... s, at most 60          |
+| mismatch                                       | the same                                       |
+| any of these, after ``MOST_TRIES``             | dead letter                                    |
+| rejected                                       | dead letter at once                            |
+| fatal to the worker                            | stop; the message goes back to the queue       |
 """
 
 from dataclasses import dataclass
@@ -16,12 +19,16 @@ from typing import Final
 
 from statetap_contract import RejectError, RetryError, StatetapError, TransientError
 
-MAX_ATTEMPTS: Final = 6
+from statetap_worker.tries import SERVER_LOST, TriedBefore
+
+MOST_TRIES: Final = 6
+#: Each costs a server's start, which takes minutes with a large model. All but the first are alone.
+MOST_LOSSES: Final = 3
 _LONGEST_WAIT_S: Final = 60.0
 
 #: Kinds that say nothing of the sample. Waiting in the process, instead of sending the message off
 #: for later, keeps an outage from drawing the whole queue into retries.
-_SERVER_KINDS: Final = ("server-unreachable", "server-busy", "dumps-full")
+_SERVER_KINDS: Final = ("server-unreachable", "server-busy", "dumps-full", "key-in-flight")
 _SERVER_WAIT_S: Final = 2.0
 
 
@@ -34,7 +41,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class WaitForServer:
-    """Hold on until the server is ready, ``at_least_s`` seconds; this attempt does not count."""
+    """Hold on until the server is ready, ``at_least_s`` seconds, then put the message back."""
 
     at_least_s: float
 
@@ -52,23 +59,41 @@ class Stop:
 Decision = Again | WaitForServer | GiveUp | Stop
 
 
-def decide(error: StatetapError, attempt: int) -> Decision:
+def decide(error: StatetapError, before: TriedBefore) -> Decision:
     """The decision for a failure.
 
     Args:
         error: what went wrong.
-        attempt: how often the sample has been tried, this time included; starts at 1.
+        before: the tries of the sample that failed before this one.
     """
+    is_last = before.num_failed + 1 >= MOST_TRIES
     match error:
         case RejectError():
             return GiveUp()
         case TransientError(kind=kind) if kind in _SERVER_KINDS:
             wait_s = _SERVER_WAIT_S if error.retry_after_s is None else error.retry_after_s
             return WaitForServer(min(wait_s, _LONGEST_WAIT_S))
-        case RetryError() if attempt >= MAX_ATTEMPTS:
-            return GiveUp()
-        case TransientError(retry_after_s=float(wait_s)):
-            return Again(min(wait_s, _LONGEST_WAIT_S))
+        case TransientError(kind=kind) if kind == SERVER_LOST:
+            is_deadly = len(before.losses) + 1 >= MOST_LOSSES
+            return GiveUp() if is_deadly or is_last else WaitForServer(_SERVER_WAIT_S)
         case RetryError():
-            return Again(min(2.0 ** (attempt - 1), _LONGEST_WAIT_S))
+            asked_s = error.retry_after_s if isinstance(error, TransientError) else None
+            wait_s = 2.0**before.num_failed if asked_s is None else asked_s
+            return GiveUp() if is_last else Again(min(wait_s, _LONGEST_WAIT_S))
     return Stop()
+
+
+def counts(error: StatetapError) -> bool:
+    """Whether a failure is a failed try of its sample, and not the server's alone."""
+    return isinstance(error, RetryError) and error.kind not in _SERVER_KINDS
+
+
+def deadly_error(before: TriedBefore) -> RejectError | None:
+    """Why a sample is not tried any more that ended whoever had it in hand; None where it is."""
+    if len(before.losses) < MOST_LOSSES:
+        return None
+    return RejectError(
+        before.losses[-1],
+        f"a worker process or a server ended {len(before.losses)} times with the prompt in hand; "
+        "see their logs, and rerun it if it was not to blame",
+    )

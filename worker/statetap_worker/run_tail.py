@@ -1,6 +1,5 @@
 """RunTail: what becomes durable in one run's folder, whichever worker writes it."""
 
-import logging
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import structlog
 from statetap_contract import DeadLetter, StatetapError
 from statetap_contract.announcement import pack_samples
 from statetap_store.index_row import Rows
@@ -16,7 +16,7 @@ from statetap_store.shard_tail import ShardTail
 
 from statetap_worker.ledger_tail import LedgerTail
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 #: Samples of one batch: 1.3 MB.
 _BATCH_SAMPLES: Final = 65_536
@@ -76,7 +76,7 @@ class RunTail:
         try:
             samples = self._shard_tails.setdefault(path, ShardTail(path)).read_new()
         except StatetapError as error:
-            logger.warning("samples are not announced kind=%s %s", error.kind, error)
+            logger.warning("samples are not announced", kind=error.kind, why=error.message)
             self._unreadable[path] = time.monotonic() + _AGAIN_S
             del self._shard_tails[path]
             # What was given of it before is taken back.

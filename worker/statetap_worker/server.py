@@ -1,11 +1,11 @@
 """The client of one SGLang server: handshake, and one prompt's capture."""
 
-import logging
 import time
 from types import TracebackType
 from typing import Any, Final, Self
 
 import httpx
+import structlog
 from statetap_contract import (
     FIELD,
     CaptureRequest,
@@ -20,12 +20,13 @@ from statetap_contract import (
     agreed_capture,
 )
 
-logger = logging.getLogger(__name__)
+from statetap_worker.exchange import WholeAnswer, exchange
+
+logger = structlog.get_logger(__name__)
 
 #: Seconds: a long prompt behind a full queue takes minutes; must stay below the visibility
 #: timeout of the queue, or the message runs twice.
-_READ_TIMEOUT_S: Final = 900.0
-_CONNECT_TIMEOUT_S: Final = 5.0
+_ANSWER_TIMEOUT_S: Final = 900.0
 
 #: Waits for the scheduler's turn, which a large batch delays.
 _HANDSHAKE_TIMEOUT_S: Final = 30.0
@@ -33,15 +34,43 @@ _HANDSHAKE_TIMEOUT_S: Final = 30.0
 #: Kinds of a failed handshake that waiting may cure.
 MENDED_BY_TIME: Final = ("server-unreachable", "server-not-ready")
 
+#: Kinds of failure for which prompt or server may be to blame, and what each is when the server
+#: turns out not to be there.
+_WITHOUT_SERVER: Final = {
+    "answer-lost": "server-lost",
+    "server-timeout": "server-lost",
+    "server-error": "server-lost",
+    "gateway-error": "server-unreachable",
+    "request-refused": "server-unreachable",
+}
+
+
+#: What a status says that is no success; other 4xx refuse the prompt.
+_KINDS: Final = {
+    408: "request-aborted",
+    409: "key-in-flight",
+    429: "server-busy",
+    499: "request-aborted",
+    502: "gateway-error",
+    503: "server-busy",
+    504: "gateway-error",
+    507: "dumps-full",
+}
+
 
 class Server:
-    """Talks to one server over a kept connection. Not shared between processes."""
+    """Talks to one server, over a new connection each time.
+
+    A kept one may hold the rest of an earlier answer, or end because it rested too long, which
+    would look like the server's death.
+    """
 
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url
         self._http = httpx.Client(
             base_url=url,
-            timeout=httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
+            headers={"Connection": "close", "Accept-Encoding": "identity"},
+            limits=httpx.Limits(max_keepalive_connections=0),
             transport=transport,
             # A server on one's own host is not reached through the environment's proxy.
             trust_env=False,
@@ -59,7 +88,7 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Gives back what connections need."""
         self._http.close()
 
     def handshake(self) -> ServerCapture:
@@ -70,23 +99,20 @@ class Server:
                 mend, and those of ``agreed_capture``, which it will not.
         """
         try:
-            answer = self._http.get(
-                "/server_info",
-                timeout=httpx.Timeout(_HANDSHAKE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
-            )
-            answer.raise_for_status()
+            request = self._http.build_request("GET", "/server_info")
+            answer = exchange(self._http, request, _HANDSHAKE_TIMEOUT_S)
+            if answer.status != httpx.codes.OK:
+                raise MissingError(
+                    "server-not-ready",
+                    f"{self.url} answers {answer.status}; wait until its model is loaded",
+                )
             server_info = answer.json()
-        except httpx.HTTPStatusError as error:
-            raise MissingError(
-                "server-not-ready",
-                f"{self.url} answers {error.response.status_code}; wait until its model is loaded",
-            ) from error
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise MissingError(
                 "server-unreachable",
                 f"no SGLang server at {self.url} ({error}); start statetap-sglang or mend the URL",
             ) from error
-        except ValueError as error:
+        except (MismatchError, ValueError) as error:
             raise MissingError(
                 "server-unreachable", f"{self.url} is no SGLang server; mend the URL"
             ) from error
@@ -107,21 +133,43 @@ class Server:
                 if error.kind not in MENDED_BY_TIME or time.monotonic() - begun > timeout_s:
                     raise
                 if not is_told:
-                    logger.warning("waiting for the server at %s: %s", self.url, error)
+                    logger.warning(
+                        "waiting for the server",
+                        server=self.url,
+                        kind=error.kind,
+                        why=error.message,
+                    )
                     is_told = True
                 time.sleep(1)
 
-    def capture(self, job: Job) -> Receipt:
+    def capture(self, job: Job, timeout_s: float = _ANSWER_TIMEOUT_S) -> Receipt:
         """Has the prompt's states dumped.
 
+        Where prompt or server may be to blame for a failure, the prompt is only when the server
+        shakes hands right afterwards.
+
+        Args:
+            job: the prompt.
+            timeout_s: longest wait for the answer.
+
         Raises:
-            TransientError: kinds ``server-unreachable``, ``server-timeout``, ``server-busy``,
-                ``server-error``, ``dumps-full``, ``key-in-flight``, ``request-aborted``.
+            TransientError: kinds ``server-unreachable``, ``server-lost``, ``server-timeout``,
+                ``server-busy``, ``server-error``, ``gateway-error``, ``answer-lost``,
+                ``dumps-full``, ``key-in-flight``, ``request-aborted``.
             RejectError: kind ``request-refused``: no retry can help.
-            StopError: kind ``server-unpatched``: it answered, but captured nothing.
-            MismatchError: kind ``receipt-unreadable``.
+            StopError: kinds ``server-unpatched``: it answered, but captured nothing;
+                ``spec-differs``; and those of ``agreed_capture``.
+            MismatchError: kinds ``receipt-unreadable`` and ``answer-too-long``.
         """
-        request = CaptureRequest(job.key, job.prompt.num_tokens, job.spec_digest)
+        try:
+            return self._ask(job, timeout_s)
+        except (TransientError, RejectError) as failure:
+            if kind := _WITHOUT_SERVER.get(failure.kind):
+                self._prove_presence(job, kind, failure.message)
+            raise
+
+    def _ask(self, job: Job, timeout_s: float) -> Receipt:
+        wanted = CaptureRequest(job.key, job.prompt.num_tokens, job.spec_digest)
         body = {
             "rid": job.key,
             "input_ids": job.prompt.token_ids.tolist(),
@@ -129,39 +177,57 @@ class Server:
                 # Prefill alone is wanted.
                 "max_new_tokens": 0,
                 "temperature": 0,
-                "custom_params": {FIELD: request.to_json()},
+                "custom_params": {FIELD: wanted.to_json()},
             },
         }
+        request = self._http.build_request("POST", "/generate", json=body)
         try:
-            answer = self._http.post("/generate", json=body)
-        except httpx.TimeoutException as error:
-            raise TransientError("server-timeout", f"{self.url} did not answer: {error}") from error
-        except httpx.TransportError as error:
+            answer = exchange(self._http, request, timeout_s)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise TransientError("server-unreachable", f"{self.url}: {error}") from error
-        if answer.status_code != httpx.codes.OK:
+        except httpx.TimeoutException as error:
+            raise TransientError(
+                "server-timeout", f"{self.url} did not answer in {timeout_s:.0f} s"
+            ) from error
+        except httpx.TransportError as error:
+            raise TransientError(
+                "answer-lost", f"{self.url} had the prompt in hand and broke off: {error}"
+            ) from error
+        if answer.status != httpx.codes.OK:
             raise _failure(answer)
-        return _receipt(answer)
+        return _receipt(answer, self.url)
+
+    def _prove_presence(self, job: Job, kind: str, failure: str) -> None:
+        """Shakes hands after a failure.
+
+        Raises:
+            TransientError: of this kind: the server is not there.
+            StopError: it is, but captures nothing, or otherwise than the job wants it.
+        """
+        try:
+            capture = self.handshake()
+        except MissingError as error:
+            if error.kind in MENDED_BY_TIME:
+                raise TransientError(kind, f"{failure}; then {error}") from error
+            raise StopError(error.kind, error.message) from error
+        if capture.spec.digest != job.spec_digest:
+            raise StopError(
+                "spec-differs",
+                f"job {job.key} wants spec {job.spec_digest}, the server at {self.url} now "
+                f"captures {capture.spec.digest}",
+            )
 
 
-def _failure(answer: httpx.Response) -> TransientError | RejectError:
+def _failure(answer: WholeAnswer) -> TransientError | RejectError:
     """The error for an answer that is no success."""
-    status, message = answer.status_code, _message(answer)
-    text = f"the server answered {status}: {message}"
-    match status:
-        case httpx.codes.CONFLICT:
-            return TransientError("key-in-flight", text)
-        case httpx.codes.SERVICE_UNAVAILABLE:
-            return TransientError("server-busy", text, _retry_after_s(answer))
-        case httpx.codes.INSUFFICIENT_STORAGE:
-            return TransientError("dumps-full", text, _retry_after_s(answer))
-        case 499 | httpx.codes.REQUEST_TIMEOUT | httpx.codes.TOO_MANY_REQUESTS:
-            return TransientError("request-aborted", text, _retry_after_s(answer))
-        case _ if httpx.codes.is_client_error(status):
-            return RejectError("request-refused", text)
-    return TransientError("server-error", text)
+    text = f"the server answered {answer.status}: {_message(answer)}"
+    kind = _KINDS.get(answer.status, "server-error")
+    if answer.status not in _KINDS and httpx.codes.is_client_error(answer.status):
+        return RejectError("request-refused", text)
+    return TransientError(kind, text, _retry_after_s(answer))
 
 
-def _receipt(answer: httpx.Response) -> Receipt:
+def _receipt(answer: WholeAnswer, url: str) -> Receipt:
     """The receipt in a success answer; there are several ways for one not to be there."""
     try:
         meta_info: dict[str, Any] = answer.json()["meta_info"]
@@ -175,21 +241,22 @@ def _receipt(answer: httpx.Response) -> Receipt:
         if receipts is None:
             raise StopError(
                 "server-unpatched",
-                f"{answer.url} served a prompt without capturing it; start it with statetap-sglang",
+                f"{url} served a prompt without capturing it; start it with statetap-sglang",
             )
-        return Receipt.from_json(receipts[0])
+        (receipt,) = receipts
+        return Receipt.from_json(receipt)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise MismatchError(
             "receipt-unreadable", f"the server's answer holds no readable receipt: {error}"
         ) from error
 
 
-def _message(answer: httpx.Response) -> str:
+def _message(answer: WholeAnswer) -> str:
     """The reason inside an error answer, in whichever of SGLang's forms."""
     try:
         body = answer.json()
     except ValueError:
-        return answer.text[:500]
+        return answer.body[:500].decode(errors="replace")
     if isinstance(body, dict):
         error = body.get("error", body)
         if isinstance(error, dict):
@@ -198,7 +265,7 @@ def _message(answer: httpx.Response) -> str:
     return str(body)[:500]
 
 
-def _retry_after_s(answer: httpx.Response) -> float | None:
+def _retry_after_s(answer: WholeAnswer) -> float | None:
     """Seconds that a Retry-After header asks for; its date form is ignored."""
     value = answer.headers.get("Retry-After", "")
-    return float(value) if value.isdigit() else None
+    return float(value) if value.isascii() and value.isdecimal() else None

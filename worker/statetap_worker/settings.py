@@ -8,6 +8,9 @@ from typing import Final
 #: A worker's name becomes part of file names.
 WORKER_NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
+#: In the folder of runs: what its workers must know of one another. No run has such a name.
+WORKERS_FOLDER: Final = ".workers"
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
@@ -26,3 +29,5 @@ class WorkerSettings:
     num_processes: int
     #: Size at which a shard is closed and the next one begun.
     shard_bytes: int
+    #: Host and port on which metrics are served, None where they are not.
+    metrics_address: tuple[str, int] | None = None

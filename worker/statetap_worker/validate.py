@@ -1,8 +1,10 @@
 """The proof that a dump belongs to its prompt. Nothing that fails it is ever stored."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import xxhash
-from statetap_contract import CaptureSpec, Job, MismatchError, Receipt
+from statetap_contract import CaptureSpec, Job, MismatchError, Receipt, ServerCapture, dump_name
 from statetap_store import bad_rows
 
 from statetap_worker.dump import Dump
@@ -24,11 +26,33 @@ def prove_receipt(receipt: Receipt, job: Job, spec: CaptureSpec) -> None:
         "row-width": spec.row_width,
         "dtype": spec.dtype,
     }
+    _compare(receipt, job.key, expected)
+
+
+def prove_origin(receipt: Receipt, server: ServerCapture) -> None:
+    """Proves that a proven receipt is of the server that shook hands.
+
+    Samples are stored under that server's provenance. A server that was exchanged meanwhile, or a
+    dump that an earlier one left behind, shows here.
+
+    Raises:
+        MismatchError: the kind names the first field that disagrees.
+    """
+    expected = {
+        "host": server.host,
+        "path": f"{server.dumps.rstrip('/')}/{dump_name(receipt.key)}",
+        "sglang-version": server.sglang_version,
+        "patch-version": server.patch_version,
+    }
+    _compare(receipt, receipt.key, expected)
+
+
+def _compare(receipt: Receipt, key: str, expected: Mapping[str, object]) -> None:
     for name, value in expected.items():
         found = getattr(receipt, name.replace("-", "_"))
         if found != value:
             raise MismatchError(
-                f"receipt-{name}", f"the receipt of {job.key} says {name} {found}, not {value}"
+                f"receipt-{name}", f"the receipt of {key} says {name} {found}, not {value}"
             )
 
 

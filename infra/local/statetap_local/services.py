@@ -10,6 +10,7 @@ from typing import Final
 import httpx
 import redis
 from statetap_contract import MissingError
+from statetap_contract.transport import TAKEN_PATTERN
 
 from statetap_local.service import Service, free_port
 
@@ -59,6 +60,12 @@ class LocalRedis(Service):
     def client(self) -> redis.Redis:
         """A connection to it."""
         return redis.Redis.from_url(self.url, socket_timeout=5)
+
+    def num_messages(self, queue: str) -> int:
+        """Messages of a queue that wait, and those that workers took, dead or alive."""
+        with self.client() as client:
+            names = list(client.scan_iter(match=TAKEN_PATTERN, count=1000, _type="hash"))
+            return sum((client.llen(queue), *map(client.hlen, names)))
 
     def is_ready(self) -> bool:
         """Whether it has loaded its data and answers."""

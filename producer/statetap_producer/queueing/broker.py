@@ -9,9 +9,7 @@ from urllib.parse import urlsplit
 import redis
 from redis.exceptions import NoPermissionError
 from statetap_contract import MissingError, UsageError
-
-#: Hash in which Celery's Redis transport keeps messages that were taken and not acknowledged.
-UNACKED: Final = "unacked"
+from statetap_contract.transport import TAKEN_PATTERN, alive_name
 
 #: Seconds to wait for a connection before Redis counts as unreachable.
 _CONNECT_S: Final = 3.0
@@ -91,8 +89,18 @@ class Broker:
 
     def num_taken(self) -> int:
         """Messages of all queues that workers hold."""
+        hashes = self.taken_hashes()
         with self.asking():
-            return self.client.hlen(UNACKED)
+            return sum(self.client.hlen(name) for name in hashes)
+
+    def taken_hashes(self) -> list[bytes]:
+        """Names of the hashes of workers at work, each with the messages that the worker holds.
+
+        What a worker held that is gone comes back when it is started again, if it ever is.
+        """
+        with self.asking():
+            names = list(self.client.scan_iter(match=TAKEN_PATTERN, count=1000, _type="hash"))
+            return [name for name in names if self.client.exists(alive_name(name.decode()))]
 
     def memory(self) -> RedisMemory:
         """Memory that Redis has in use, and its limit."""

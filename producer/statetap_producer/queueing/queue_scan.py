@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from statetap_contract import KEY_FORM, queue_name
 
-from statetap_producer.queueing.broker import UNACKED, Broker
+from statetap_producer.queueing.broker import Broker
 
 #: Messages read at a time, each of some kB, or some 100 kB where prompts are long.
 _CHUNK: Final = 200
@@ -30,7 +30,7 @@ class QueuedPrompts:
 def queued_prompts(broker: Broker, spec_digest: str, run: str) -> QueuedPrompts:
     """The run's prompts in the queue of its capture spec, which runs may share.
 
-    A message moves forward alone: from the queue to ``unacked``, and leaves that when its sample is
+    A message moves forward alone: from the queue to a worker, and leaves that when its sample is
     in a shard or in the ledger. It is looked for in this order, and whoever looks into the files
     afterwards has missed none of them. The list grows at its head and is read from there, so that
     what comes meanwhile hides nothing. Two cases remain: the instant in which a worker takes a
@@ -56,16 +56,17 @@ def _waiting(broker: Broker, queue: str) -> Iterator[Any]:
 
 
 def _taken(broker: Broker) -> Iterator[Any]:
-    cursor = 0
-    while True:
-        with broker.asking():
-            answer = broker.client.hscan(UNACKED, cursor, count=_CHUNK)
-        cursor, chunk = cast(tuple[int, dict[bytes, bytes]], answer)
-        # kombu keeps message, exchange and routing key; all queues share the hash.
-        for entry in map(_decoded, chunk.values()):
-            yield entry[0] if isinstance(entry, list) and entry else None
-        if cursor == 0:
-            return
+    for name in broker.taken_hashes():
+        cursor = 0
+        while True:
+            with broker.asking():
+                answer = broker.client.hscan(name, cursor, count=_CHUNK)
+            cursor, chunk = cast(tuple[int, dict[bytes, bytes]], answer)
+            # kombu keeps message, exchange and routing key.
+            for entry in map(_decoded, chunk.values()):
+                yield entry[0] if isinstance(entry, list) and entry else None
+            if cursor == 0:
+                break
 
 
 def _keys(messages: Iterator[Any], spec_digest: str, run: str) -> Iterator[bytes]:

@@ -99,6 +99,13 @@ def test_unreadable_messages_are_rejected_with_a_reason(
     assert caught.value.kind == "job-unreadable"
 
 
+def test_what_is_said_of_garbage_is_bounded() -> None:
+    """A ledger keeps it, and Flower is sent it."""
+    with pytest.raises(RejectError) as caught:
+        Job.from_message(job().to_message() | {"x" * 1_000_000: 1})
+    assert len(caught.value.message) < 1000
+
+
 def test_a_bomb_is_not_unpacked() -> None:
     """A small message cannot claim gigabytes of ids."""
     bomb = packed(bytes(MAX_TOKENS + 1))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from statetap_contract import TASK_NAME, Job, StatetapError, queue_name
+from statetap_contract.transport import alive_name, taken_name
 from statetap_local.made_runs import MADE_SPEC as SPEC
 from statetap_local.made_runs import made_run
 from statetap_local.services import LocalRedis
@@ -24,6 +25,8 @@ from statetap_producer.run.run_folder import RunFolder
 from .conftest import give_up, prompts_of, store
 
 QUEUE = queue_name(SPEC.digest)
+#: What a worker at work holds.
+TAKEN = taken_name("w")
 
 
 @pytest.fixture
@@ -103,7 +106,8 @@ def test_a_prompt_that_a_worker_holds_is_not_queued(
     fill(redis_server, made)
     with redis_server.client() as client:
         message: Any = client.rpop(QUEUE)
-        client.hset("unacked", "tag", json.dumps([json.loads(message), "", QUEUE]))
+        client.hset(TAKEN, "tag", json.dumps([json.loads(message), "", QUEUE]))
+        client.set(alive_name(TAKEN), "")
     assert fill(redis_server, made) == EnqueueOutcome(0, 0, 0, 4)
 
 
@@ -232,8 +236,8 @@ def take(client: Any, taken: list[str]) -> None:
     """What a Celery worker does with a message; Redis without memory takes no MULTI."""
     message = client.rpop(QUEUE)
     with client.pipeline(transaction=True) as pipeline:
-        pipeline.hset("unacked", "tag", message)
-        pipeline.hdel("unacked", "tag")
+        pipeline.hset(TAKEN, "tag", message)
+        pipeline.hdel(TAKEN, "tag")
         pipeline.execute()
     arguments, _, _ = json.loads(json.loads(message)["body"])
     taken.append(Job.from_message(arguments[0]).key)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from statetap_contract import TASK_NAME, Job, celery_settings, queue_name
+from statetap_contract.transport import alive_name, taken_name
 from statetap_local.made_runs import MADE_SPEC as SPEC
 from statetap_local.made_runs import made_prompt
 from statetap_local.services import LocalRedis
@@ -16,6 +17,8 @@ from statetap_producer.queueing.envelope import Envelope
 from statetap_producer.queueing.queue_scan import QueuedPrompts, queued_prompts
 
 QUEUE = queue_name(SPEC.digest)
+#: What a worker at work holds.
+TAKEN = taken_name("w")
 
 
 def job(number: int, run: str = "mine") -> Job:
@@ -35,7 +38,11 @@ def keys(*numbers: int) -> frozenset[bytes]:
 def take(redis_server: LocalRedis) -> Any:
     """Takes messages off the queue, oldest first, as a worker does, without acknowledging them."""
     app: Any = Celery(set_as_current=False)
-    app.conf.update(celery_settings(redis_server.url))
+    settings: Any = celery_settings(redis_server.url)
+    settings["broker_transport_options"]["unacked_key"] = TAKEN
+    app.conf.update(settings)
+    with redis_server.client() as client:
+        client.set(alive_name(TAKEN), "")
     connection = app.connection_for_read()
     channel = connection.channel()
     yield lambda: channel.basic_get(QUEUE)
@@ -97,7 +104,8 @@ def test_what_others_left_in_redis_is_not_ours(redis_server: LocalRedis) -> None
     with redis_server.client() as client:
         client.lpush(QUEUE, *foreign)
         entries = [*foreign, *(json.dumps([text, "", QUEUE]) for text in foreign)]
-        client.hset("unacked", mapping={str(n): entry for n, entry in enumerate(entries)})
+        client.set(alive_name(TAKEN), "")
+        client.hset(TAKEN, mapping={str(n): entry for n, entry in enumerate(entries)})
     put(redis_server, job(2))
     found = queued_prompts(Broker(redis_server.url), SPEC.digest, "mine")
     assert found == QueuedPrompts(waiting=keys(2), taken=frozenset())

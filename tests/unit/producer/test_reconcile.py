@@ -9,6 +9,7 @@ import pytest
 import redis
 from statetap_contract import DeadLetter, Job, StatetapError, queue_name
 from statetap_contract.announcement import Announcement, pack_letters, pack_samples
+from statetap_contract.transport import alive_name, taken_name
 from statetap_local.made_runs import MADE_SPEC as SPEC
 from statetap_local.made_runs import made_run
 from statetap_local.services import LocalRedis
@@ -29,6 +30,8 @@ from statetap_worker.place import place_of
 from .conftest import give_up, prompts_of, store
 
 QUEUE = queue_name(SPEC.digest)
+#: What a worker at work holds.
+TAKEN = taken_name("w")
 
 
 @pytest.fixture
@@ -76,8 +79,9 @@ def test_what_is_nowhere_is_enqueued(redis_server: LocalRedis, made: RunFolder) 
     envelope = Envelope(SPEC.digest)
     with redis_server.client() as client:
         client.lpush(QUEUE, envelope.wrap(jobs[2]))
+        client.set(alive_name(TAKEN), "")
         for job in (jobs[2], jobs[3]):
-            client.hset("unacked", job.key, f'[{envelope.wrap(job).decode()}, "", "{QUEUE}"]')
+            client.hset(TAKEN, job.key, f'[{envelope.wrap(job).decode()}, "", "{QUEUE}"]')
     outcome = put_back(redis_server, made)
     # The third is both queued and in flight: it counts where it is further.
     assert found(outcome) == (1, 1, 0, 2, 4)

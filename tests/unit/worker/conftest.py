@@ -15,12 +15,28 @@ from statetap_contract import (
     Job,
     Prompt,
     Receipt,
+    ServerCapture,
     dump_name,
     encode_header,
     layout_of,
 )
 
 SPEC = CaptureSpec("m", "r", (1, 3), "post", 8, "bfloat16")
+#: The server that ``DumpBuilder`` writes the dumps of.
+CAPTURE = ServerCapture(
+    spec=SPEC,
+    dumps="/elsewhere",
+    host="server-host",
+    raw_layer_ids=(0, 2),
+    vocab_size=512,
+    context_length=4096,
+    sglang_version="0.5.23",
+    patch_version="0.1.0",
+    is_writer_alive=True,
+    num_published=0,
+    num_failed=0,
+    num_hook_errors=0,
+)
 JOB = Job.of("a-run", SPEC.digest, Prompt(array("i", [5, 6, 7, 8, 9]), ((2, 5),)))
 
 
@@ -39,6 +55,7 @@ class DumpBuilder:
     def write(
         self,
         *,
+        job: Job = JOB,
         states: npt.NDArray[np.uint16] | None = None,
         token_ids: list[int] | None = None,
         attempt: str = "a1",
@@ -47,11 +64,11 @@ class DumpBuilder:
     ) -> Receipt:
         """Returns the receipt that the server would answer with."""
         states = good_states() if states is None else states
-        ids = np.array(JOB.prompt.token_ids if token_ids is None else token_ids, "<i4")
+        ids = np.array(job.prompt.token_ids if token_ids is None else token_ids, "<i4")
         receipt = Receipt(
-            key=JOB.key,
+            key=job.key,
             attempt=attempt,
-            path=f"/elsewhere/{dump_name(JOB.key)}",
+            path=f"/elsewhere/{dump_name(job.key)}",
             host="server-host",
             spec_digest=SPEC.digest,
             num_tokens=len(states),
@@ -59,7 +76,7 @@ class DumpBuilder:
             dtype=SPEC.dtype,
             layers=SPEC.layers,
             norm=SPEC.norm,
-            token_digest=JOB.prompt.token_digest(),
+            token_digest=job.prompt.token_digest(),
             states_xxh3=checksum or xxhash.xxh3_64_hexdigest(states.tobytes()),
             sglang_version="0.5.23",
             patch_version="0.1.0",
@@ -70,7 +87,7 @@ class DumpBuilder:
         content[:HEADER_BYTES] = encode_header(receipt)
         content[layout.states_offset : layout.states_offset + states.nbytes] = states.tobytes()
         content[layout.token_ids_offset :] = ids.tobytes()
-        (self.folder / dump_name(JOB.key)).write_bytes(content)
+        (self.folder / dump_name(job.key)).write_bytes(content)
         return receipt
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import os
 import shutil
 import socket
@@ -35,6 +34,7 @@ from statetap_worker import announced_run
 from statetap_worker.announcer import Announcer
 from statetap_worker.place import place_of
 from statetap_worker.settings import WorkerSettings
+from structlog.testing import capture_logs
 
 SPEC = CaptureSpec("m", "r", (1, 3), "post", 8, "float32")
 LETTER = DeadLetter("ab" * 16, "mismatch", "why", 6, "http://s", "2026-01-01T00:00:00Z")
@@ -308,25 +308,21 @@ def test_a_copy_of_a_folder_is_another_place(disk: Disk, announcer: Announcer) -
     assert disk.client.scard(PLACES_KEY) == 2
 
 
-def test_an_unreadable_shard_hides_no_other(
-    disk: Disk, announcer: Announcer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_shard_hides_no_other(disk: Disk, announcer: Announcer) -> None:
     """It is named once, and what was announced of it is taken back."""
     disk.store("a", 1)
     disk.store("a", 2, worker="w-01")
     look_twice(announcer)
     shard = disk.runs / "a" / "shards" / "w-01-00001.h5"
-    with caplog.at_level(logging.WARNING):
+    with capture_logs() as events:
         os.truncate(shard, 1000)
         for _ in range(4):
             announcer.look()
     assert disk.samples("a") == [(1, 1)]
-    assert len([line for line in caplog.messages if "w-01-00001.h5" in line]) <= 2
+    assert 1 <= len([event for event in events if "w-01-00001.h5" in event["why"]]) <= 2
 
 
-def test_redis_that_is_gone_is_waited_for(
-    disk: Disk, caplog: pytest.LogCaptureFixture, local_redis: LocalRedis
-) -> None:
+def test_redis_that_is_gone_is_waited_for(disk: Disk, local_redis: LocalRedis) -> None:
     """It is logged once, without the password, and nothing is lost meanwhile."""
     disk.store("a", 1)
     announcer = Announcer(disk.settings, SPEC.digest)
@@ -335,12 +331,13 @@ def test_redis_that_is_gone_is_waited_for(
     disk.client.client_kill_filter(_type="normal", skipme=True)
     try:
         disk.store("a", 2)
-        for _ in range(3):
-            assert not announcer._try_look()
+        with capture_logs() as events:
+            for _ in range(3):
+                assert not announcer._try_look()
     finally:
         disk.client.config_set("requirepass", local_redis.password)
-    assert len(caplog.messages) == 1
-    assert "s3cret" not in caplog.text
+    assert len(events) == 1
+    assert "s3cret" not in str(events)
     for _ in range(2):
         assert announcer._try_look()
     announcer.close()

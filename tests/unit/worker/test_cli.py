@@ -25,6 +25,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--dumps=.", "--runs=.", "--processes=0", "--redis=redis://x"], 2, "0 processes"),
         (["--dumps=.", "--runs=.", "--shard-gib=0", "--redis=redis://x"], 2, "0.0 GiB"),
         (["--dumps=.", "--runs=.", "--unknown"], 2, "--unknown"),
+        (["--dumps=.", "--runs=.", "--log-level=loud"], 2, "loud"),
+        (["--dumps=.", "--runs=.", "--redis=redis://x", "--metrics-port=0"], 2, "'0'"),
+        (["--dumps=.", "--runs=.", "--redis=redis://x", "--metrics-port=65536"], 2, "65536"),
+        (["--dumps=.", "--runs=.", "--redis=redis://x", "--metrics-port=:9400"], 2, ":9400"),
+        (["--dumps=.", "--runs=.", "--redis=redis://x", "--metrics-port=a b:1"], 2, "a b:1"),
         (
             ["--dumps=.", "--runs=.", "--redis=redis://x", "--server=localhost:30000"],
             2,

@@ -14,9 +14,12 @@ from statetap_contract import (
 )
 from statetap_store import Provenance, RunScanner, ShardReader, ShardSet
 from statetap_worker.pipeline import Pipeline
+from statetap_worker.recall import Recall
 from statetap_worker.server import Server
 
-from .conftest import JOB, SPEC, DumpBuilder, good_states
+from .conftest import CAPTURE, JOB, SPEC, DumpBuilder, good_states
+
+RECALL = Recall()
 
 
 class Bench:
@@ -39,7 +42,7 @@ class Bench:
             return httpx.Response(200, json={"meta_info": {FIELD: [answer().to_json()]}})
 
         server = Server("http://s", httpx.MockTransport(respond))
-        self.pipeline = Pipeline(server, SPEC, dumps.folder, lambda _run: self.shards)
+        self.pipeline = Pipeline(server, CAPTURE, dumps.folder, lambda _run: self.shards, RECALL)
 
     def num_stored(self) -> int:
         scanner = RunScanner(self.shards_folder)

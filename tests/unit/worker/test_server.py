@@ -33,22 +33,28 @@ INFO = {
     "num_hook_errors": 0,
 }
 
+#: How the server answers a handshake.
+WELL = httpx.Response(200, json={"internal_states": [{FIELD: INFO}]})
 
-def answering(status: int, body: Any, headers: dict[str, str] | None = None) -> Server:
-    """A server that gives one and the same answer."""
+Reply = httpx.Response | Exception
+
+
+def reply(status: int, body: Any, headers: dict[str, bytes] | None = None) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-
-    def answer(_request: httpx.Request) -> httpx.Response:
-        return httpx.Response(status, content=content, headers=headers)
-
-    return Server("http://s", httpx.MockTransport(answer))
+    raw_headers = {name.encode(): value for name, value in (headers or {}).items()}
+    return httpx.Response(status, content=content, headers=raw_headers)
 
 
-def failing(error: Exception) -> Server:
-    def fail(_request: httpx.Request) -> httpx.Response:
-        raise error
+def server_that(*, says: Reply = WELL, answers: Reply = WELL) -> Server:
+    """A server that gives one reply to a handshake and one to a prompt."""
 
-    return Server("http://s", httpx.MockTransport(fail))
+    def handle(request: httpx.Request) -> httpx.Response:
+        chosen = says if request.url.path == "/server_info" else answers
+        if isinstance(chosen, Exception):
+            raise chosen
+        return chosen
+
+    return Server("http://s", httpx.MockTransport(handle))
 
 
 def test_the_request_is_the_documented_one(dumps: DumpBuilder) -> None:
@@ -71,67 +77,119 @@ def test_the_request_is_the_documented_one(dumps: DumpBuilder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "error", "kind"),
+    ("answer", "error", "kind"),
     [
-        (answering(400, {"error": {"message": "too long"}}), RejectError, "request-refused"),
-        (answering(404, {}), RejectError, "request-refused"),
-        (answering(409, {"message": "in flight"}), TransientError, "key-in-flight"),
-        (answering(429, {}), TransientError, "request-aborted"),
-        (answering(499, {}), TransientError, "request-aborted"),
-        (answering(500, b"<html>"), TransientError, "server-error"),
-        (answering(503, {}), TransientError, "server-busy"),
-        (answering(507, {}), TransientError, "dumps-full"),
+        (reply(400, {"error": {"message": "too long"}}), RejectError, "request-refused"),
+        (reply(404, {}), RejectError, "request-refused"),
+        (reply(408, {}), TransientError, "request-aborted"),
+        (reply(409, {"message": "in flight"}), TransientError, "key-in-flight"),
+        (reply(429, {}), TransientError, "server-busy"),
+        (reply(499, {}), TransientError, "request-aborted"),
+        (reply(302, b""), TransientError, "server-error"),
+        (reply(500, b"<html>"), TransientError, "server-error"),
+        (reply(500, b"[" * 100_000), TransientError, "server-error"),
+        (reply(502, b""), TransientError, "gateway-error"),
+        (reply(503, {}), TransientError, "server-busy"),
+        (reply(504, b""), TransientError, "gateway-error"),
+        (reply(507, {}), TransientError, "dumps-full"),
         (
-            answering(200, {"meta_info": {"finish_reason": {"type": "abort", "message": "bye"}}}),
+            reply(200, {"meta_info": {"finish_reason": {"type": "abort", "message": "bye"}}}),
             TransientError,
             "request-aborted",
         ),
-        (answering(200, {"meta_info": {}}), StopError, "server-unpatched"),
-        (answering(200, b"no json"), MismatchError, "receipt-unreadable"),
-        (answering(200, []), MismatchError, "receipt-unreadable"),
-        (answering(200, {"meta_info": None}), MismatchError, "receipt-unreadable"),
-        (answering(200, {"meta_info": {FIELD: []}}), MismatchError, "receipt-unreadable"),
-        (answering(200, {"meta_info": {FIELD: [{}]}}), MismatchError, "receipt-unreadable"),
-        (failing(httpx.ConnectError("refused")), TransientError, "server-unreachable"),
-        (failing(httpx.ReadError("reset")), TransientError, "server-unreachable"),
-        (failing(httpx.ReadTimeout("late")), TransientError, "server-timeout"),
+        (reply(200, {"meta_info": {}}), StopError, "server-unpatched"),
+        (reply(200, b"no json"), MismatchError, "receipt-unreadable"),
+        (reply(200, b"\xff\xfe"), MismatchError, "receipt-unreadable"),
+        (reply(200, b"[" * 100_000), MismatchError, "receipt-unreadable"),
+        (reply(200, []), MismatchError, "receipt-unreadable"),
+        (reply(200, {"meta_info": None}), MismatchError, "receipt-unreadable"),
+        (reply(200, {"meta_info": {FIELD: []}}), MismatchError, "receipt-unreadable"),
+        (reply(200, {"meta_info": {FIELD: [{}]}}), MismatchError, "receipt-unreadable"),
+        (reply(200, {"meta_info": {FIELD: [{}, {}]}}), MismatchError, "receipt-unreadable"),
+        (reply(200, bytes(20_000_000)), MismatchError, "answer-too-long"),
+        (httpx.ConnectError("refused"), TransientError, "server-unreachable"),
+        (httpx.ConnectTimeout("no host"), TransientError, "server-unreachable"),
+        (httpx.ReadError("reset"), TransientError, "answer-lost"),
+        (httpx.RemoteProtocolError("half a body"), TransientError, "answer-lost"),
+        (httpx.ReadTimeout("late"), TransientError, "server-timeout"),
     ],
 )
-def test_failures_have_their_kinds(server: Server, error: type[StatetapError], kind: str) -> None:
+def test_failures_have_their_kinds(answer: Reply, error: type[StatetapError], kind: str) -> None:
     """Retry, give up or stop follows from the class; the ledger shows the kind."""
     with pytest.raises(error) as caught:
-        server.capture(JOB)
+        server_that(answers=answer).capture(JOB)
     assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("says", [reply(503, b""), httpx.ConnectError("refused")])
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (httpx.ReadError("reset"), "server-lost"),
+        (httpx.ReadTimeout("late"), "server-lost"),
+        (reply(500, b""), "server-lost"),
+        (reply(502, b""), "server-unreachable"),
+        (reply(400, b""), "server-unreachable"),
+        (reply(503, b""), "server-busy"),
+    ],
+)
+def test_no_prompt_is_blamed_where_no_server_is(answer: Reply, says: Reply, kind: str) -> None:
+    """A refusal of everything is no refusal of this prompt."""
+    with pytest.raises(TransientError) as caught:
+        server_that(answers=answer, says=says).capture(JOB)
+    assert caught.value.kind == kind
+
+
+def test_a_server_of_another_spec_refuses_nothing_for_good() -> None:
+    """It was exchanged behind the worker's back, and refuses each prompt: the worker stops."""
+    other = INFO | {"spec": SPEC.to_json() | {"layers": [2, 3]}}
+    says = reply(200, {"internal_states": [{FIELD: other}]})
+    with pytest.raises(StopError) as caught:
+        server_that(answers=reply(400, {"message": "other spec"}), says=says).capture(JOB)
+    assert caught.value.kind == "spec-differs"
+
+
+def test_an_unpatched_server_refuses_nothing_for_good() -> None:
+    """It may not even know the path."""
+    says = reply(200, {"internal_states": [{}]})
+    with pytest.raises(StopError) as caught:
+        server_that(answers=reply(404, b""), says=says).capture(JOB)
+    assert caught.value.kind == "server-unpatched"
 
 
 def test_the_servers_reason_reaches_the_ledger() -> None:
     """SGLang says why it refuses; people need to read it."""
+    answer = reply(400, {"error": {"message": "too long"}})
     with pytest.raises(RejectError, match="answered 400: too long"):
-        answering(400, {"error": {"message": "too long"}}).capture(JOB)
+        server_that(answers=answer).capture(JOB)
 
 
-def test_retry_after_is_kept() -> None:
-    """Seconds are honoured, the date form is not understood."""
-    for value, expected in (("7", 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None)):
-        with pytest.raises(TransientError) as caught:
-            answering(503, {}, {"Retry-After": value}).capture(JOB)
-        assert caught.value.retry_after_s == expected
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(b"7", 7.0), (b"Wed, 21 Oct 2026 07:28:00 GMT", None), (b"\xb2", None), (b"-1", None)],
+)
+def test_retry_after_is_kept(value: bytes, expected: float | None) -> None:
+    """Seconds are honoured, the date form is not understood, nor are digits that are no number."""
+    with pytest.raises(TransientError) as caught:
+        server_that(answers=reply(503, {}, {"Retry-After": value})).capture(JOB)
+    assert caught.value.retry_after_s == expected
 
 
 def test_the_handshake_gives_the_spec() -> None:
     """Of all schedulers, when they agree."""
     state = {FIELD: INFO}
-    assert answering(200, {"internal_states": [state, state]}).handshake().spec == SPEC
+    says = reply(200, {"internal_states": [state, state]})
+    assert server_that(says=says).handshake().spec == SPEC
 
 
 @pytest.mark.parametrize(
-    ("server", "kind"),
+    ("says", "kind"),
     [
-        (answering(200, {"internal_states": [{}]}), "server-unpatched"),
-        (answering(200, []), "server-unpatched"),
-        (answering(200, {"internal_states": [{FIELD: INFO | {"x": 1}}]}), "server-unpatched"),
+        (reply(200, {"internal_states": [{}]}), "server-unpatched"),
+        (reply(200, []), "server-unpatched"),
+        (reply(200, {"internal_states": [{FIELD: INFO | {"x": 1}}]}), "server-unpatched"),
         (
-            answering(
+            reply(
                 200,
                 {
                     "internal_states": [
@@ -143,28 +201,31 @@ def test_the_handshake_gives_the_spec() -> None:
             "server-inconsistent",
         ),
         (
-            answering(200, {"internal_states": [{FIELD: INFO | {"is_writer_alive": False}}]}),
+            reply(200, {"internal_states": [{FIELD: INFO | {"is_writer_alive": False}}]}),
             "server-writer-dead",
         ),
-        (answering(503, b""), "server-not-ready"),
-        (answering(200, b"<html>"), "server-unreachable"),
-        (failing(httpx.ConnectError("refused")), "server-unreachable"),
+        (reply(503, b""), "server-not-ready"),
+        (reply(401, b""), "server-not-ready"),
+        (reply(200, b"<html>"), "server-unreachable"),
+        (reply(200, b"[" * 100_000), "server-unreachable"),
+        (reply(200, bytes(20_000_000)), "server-unreachable"),
+        (httpx.ConnectError("refused"), "server-unreachable"),
     ],
 )
-def test_a_failed_handshake_has_its_kind(server: Server, kind: str) -> None:
+def test_a_failed_handshake_has_its_kind(says: Reply, kind: str) -> None:
     """No work is taken before the server has proven that it captures."""
     with pytest.raises(MissingError) as caught:
-        server.handshake()
+        server_that(says=says).handshake()
     assert caught.value.kind == kind
 
 
 def test_waiting_ends_at_once_where_time_does_not_help() -> None:
     """An unpatched server will not patch itself."""
     with pytest.raises(MissingError, match="captures nothing"):
-        answering(200, {"internal_states": [{}]}).wait_until_ready(3600)
+        server_that(says=reply(200, {"internal_states": [{}]})).wait_until_ready(3600)
 
 
 def test_waiting_ends_when_the_time_is_up() -> None:
     """A server that never comes is an error in the end."""
     with pytest.raises(MissingError, match="no SGLang server"):
-        failing(httpx.ConnectError("refused")).wait_until_ready(-1)
+        server_that(says=httpx.ConnectError("refused")).wait_until_ready(-1)

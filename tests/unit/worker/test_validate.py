@@ -1,20 +1,38 @@
 """Every way in which a dump can be wrong is refused, each with its own kind."""
 
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from statetap_contract import MismatchError, TransientError
+from statetap_contract import MismatchError, Receipt, TransientError
 from statetap_worker.dump import map_dump
-from statetap_worker.validate import prove_dump, prove_receipt
+from statetap_worker.validate import prove_dump, prove_origin, prove_receipt
 
-from .conftest import JOB, SPEC, DumpBuilder, good_states
+from .conftest import CAPTURE, JOB, SPEC, DumpBuilder, good_states
+
+#: What each field of a receipt might be instead.
+OTHERS: dict[str, Any] = {
+    "key": "0" * 32,
+    "path": "/elsewhere/other.safetensors",
+    "host": "another-host",
+    "spec_digest": "0" * 32,
+    "num_tokens": 4,
+    "row_width": 16,
+    "dtype": "float16",
+    "layers": (1,),
+    "norm": "pre",
+    "token_digest": "0" * 32,
+    "states_xxh3": "0" * 16,
+    "sglang_version": "0.5.24",
+    "patch_version": "0.1.1",
+}
 
 
-def prove(dumps: DumpBuilder, receipt: Any) -> None:
+def prove(dumps: DumpBuilder, receipt: Receipt) -> None:
     prove_receipt(receipt, JOB, SPEC)
+    prove_origin(receipt, CAPTURE)
     prove_dump(map_dump(dumps.folder, receipt), receipt, JOB, SPEC)
 
 
@@ -27,26 +45,18 @@ def test_a_right_dump_passes(dumps: DumpBuilder) -> None:
     assert dump.token_ids.tolist() == list(JOB.prompt.token_ids)
 
 
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        ({"key": "0" * 32}, "receipt-key"),
-        ({"spec_digest": "0" * 32}, "receipt-spec-digest"),
-        ({"num_tokens": 4}, "receipt-num-tokens"),
-        ({"token_digest": "0" * 32}, "receipt-token-digest"),
-        ({"layers": (1,)}, "receipt-layers"),
-        ({"norm": "pre"}, "receipt-norm"),
-        ({"row_width": 16}, "receipt-row-width"),
-        ({"dtype": "float16"}, "receipt-dtype"),
-    ],
-)
-def test_a_receipt_of_something_else_is_refused(
-    dumps: DumpBuilder, change: dict[str, Any], kind: str
-) -> None:
-    """Each field is compared with the prompt and the spec."""
+@pytest.mark.parametrize("field", OTHERS)
+def test_a_receipt_of_something_else_is_refused(dumps: DumpBuilder, field: str) -> None:
+    """Each field is proven, also where the dump's own receipt says the same."""
+    kind = "dump-checksum" if field == "states_xxh3" else f"receipt-{field.replace('_', '-')}"
     with pytest.raises(MismatchError) as caught:
-        prove_receipt(replace(dumps.write(), **change), JOB, SPEC)
+        prove(dumps, dumps.write(**{field: OTHERS[field]}))
     assert caught.value.kind == kind
+
+
+def test_no_field_of_a_receipt_is_left_out() -> None:
+    """But the attempt, which each try has anew: all it must do is to agree with the file's."""
+    assert {field.name for field in fields(Receipt)} == OTHERS.keys() | {"attempt"}
 
 
 def test_shifted_rows_with_the_right_count_are_refused(dumps: DumpBuilder) -> None:

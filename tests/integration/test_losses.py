@@ -1,0 +1,218 @@
+"""Workers, children and servers lost with prompts in hand, and workers that are stopped."""
+
+import os
+import signal
+import threading
+import time
+from threading import Event
+from typing import Any
+
+import psutil
+import pytest
+from statetap_local.service import Service
+from statetap_worker.retry import MOST_LOSSES
+
+from .test_worker import Bench, assert_stored_once, job_of
+from .test_worker import bench as bench  # noqa: PLC0414  a fixture
+
+
+def kill(worker: Service) -> None:
+    """The parent alone, with -9; its children follow."""
+    family = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children()]
+    family[0].send_signal(signal.SIGKILL)
+    worker.wait(30)
+    _, alive = psutil.wait_procs(family[1:], 30)
+    assert not alive
+
+
+def failed_tries(bench: Bench) -> list[str]:
+    folder = bench.runs / "a-run" / "tries"
+    return [line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+
+
+def test_what_a_killed_worker_held_is_given_back_at_once(bench: Bench) -> None:
+    """By its successor of the same name, long before the visibility timeout."""
+    both_asked, go_on = Event(), Event()
+
+    def hold(_key: str, attempt: int) -> None:
+        if len(bench.server.asked) == 2:
+            both_asked.set()
+        if attempt == 1:
+            go_on.wait(30)
+
+    bench.server.behaviour = hold
+    jobs = bench.send_jobs([25, 26, 27, 28])
+    assert both_asked.wait(60)
+    kill(bench.worker)
+    go_on.set()
+    bench.worker = bench.start_worker()
+    bench.wait_until(lambda: len(bench.stored_keys()) == 4 and bench.num_messages() == 0)
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
+    assert bench.dead_letters() == []
+    # The two in hand, and no other, were counted.
+    assert len(failed_tries(bench)) == 2
+
+
+def test_a_prompt_that_kills_the_whole_worker_becomes_a_dead_letter(bench: Bench) -> None:
+    """Nobody in the worker outlives it to count, as when memory runs out in a container."""
+    poison, good = job_of(0, 25), job_of(1, 26)
+    was_asked = Event()
+
+    def answer(key: str, _attempt: int) -> None:
+        if key == poison.key:
+            was_asked.set()
+            Event().wait(2)
+
+    bench.server.behaviour = answer
+    bench.send(poison.to_message())
+    for _ in range(MOST_LOSSES):
+        assert was_asked.wait(60)
+        kill(bench.worker)
+        was_asked.clear()
+        bench.worker = bench.start_worker()
+    bench.send(good.to_message())
+    bench.wait_until(lambda: len(bench.dead_letters()) == 1 and bench.num_messages() == 0)
+    (letter,) = bench.dead_letters()
+    assert (letter.key, letter.kind, letter.attempts) == (poison.key, "worker-lost", MOST_LOSSES)
+    assert bench.stored_keys() == {good.key}
+    assert bench.server.asked[poison.key] == MOST_LOSSES
+
+
+def test_a_prompt_that_kills_its_server_becomes_a_dead_letter(bench: Bench) -> None:
+    """Whoever was in flight with it is tried again alone, and is not blamed."""
+    poison, *others = jobs = [job_of(number, 30 + number) for number in range(5)]
+    lock = threading.Lock()
+    in_flight: set[str] = set()
+    companies: list[set[str]] = []
+    is_dead = Event()
+
+    def answer(key: str, _attempt: int) -> None:
+        with lock:
+            in_flight.add(key)
+        try:
+            if key == poison.key:
+                Event().wait(0.5)  # for company
+                with lock:
+                    companies.append(set(in_flight))
+                is_dead.set()
+                threading.Timer(2, is_dead.clear).start()
+            elif poison.key in in_flight:
+                is_dead.wait(1)
+            if is_dead.is_set():
+                raise ConnectionAbortedError("the server died")
+        finally:
+            with lock:
+                in_flight.discard(key)
+
+    shake_hands = bench.server.server_info
+
+    def server_info() -> dict[str, Any]:
+        if is_dead.is_set():
+            raise ConnectionAbortedError("the server is away")
+        return shake_hands()
+
+    bench.server.behaviour = answer
+    bench.server.server_info = server_info  # type: ignore[method-assign]
+    for job in jobs:
+        bench.send(job.to_message())
+    bench.wait_until(lambda: len(bench.dead_letters()) == 1 and bench.num_messages() == 0)
+    (letter,) = bench.dead_letters()
+    assert (letter.key, letter.kind, letter.attempts) == (poison.key, "server-lost", MOST_LOSSES)
+    assert len(companies) == MOST_LOSSES
+    assert companies[1:] == [{poison.key}] * (MOST_LOSSES - 1)
+    bench.worker.stop()
+    assert_stored_once(bench, others)
+
+
+def test_the_first_stop_finishes_what_the_server_has(bench: Bench) -> None:
+    """It is stored and acknowledged; what waits in the queue stays there."""
+    asked, go_on = Event(), Event()
+
+    def hold(_key: str, _attempt: int) -> None:
+        asked.set()
+        go_on.wait(60)
+
+    bench.server.behaviour = hold
+    bench.send_jobs([10] * 8)
+    assert asked.wait(60)
+    bench.wait_until(lambda: len(bench.server.asked) == 2)
+    psutil.Process(bench.worker.pid).terminate()
+    time.sleep(1)
+    go_on.set()
+    assert bench.worker.wait(30) == 0
+    assert bench.stored_keys() == set(bench.server.asked)
+    assert bench.num_messages() == 8 - len(bench.server.asked)
+    assert failed_tries(bench) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_stop_gives_back_what_the_server_has(bench: Bench, how: signal.Signals) -> None:
+    """At once; it counts as no try, and the next worker stores it."""
+    go_on = Event()
+
+    def hold(_key: str, attempt: int) -> None:
+        if attempt == 1:
+            go_on.wait(60)
+
+    bench.server.behaviour = hold
+    jobs = bench.send_jobs([10, 11])
+    bench.wait_until(lambda: len(bench.server.asked) == 2)
+    os.kill(bench.worker.pid, how)
+    time.sleep(1)
+    assert bench.worker.is_running
+    os.kill(bench.worker.pid, how)
+    assert bench.worker.wait(30) == 0
+    assert bench.num_messages() == 2
+    assert bench.stored_keys() == set()
+    go_on.set()
+    bench.worker = bench.start_worker()
+    bench.wait_until(lambda: len(bench.stored_keys()) == 2 and bench.num_messages() == 0)
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
+    assert failed_tries(bench) == []
+    assert list(bench.server.dumps.iterdir()) == []
+
+
+def test_a_stop_does_not_wait_for_a_server_that_is_away(bench: Bench) -> None:
+    """The prompts that wait for it go back to the queue."""
+    bench.server.behaviour = lambda _key, _attempt: (503, {"message": "starting"})
+    bench.send_jobs([10] * 4)
+    bench.wait_until(lambda: len(bench.server.asked) >= 2)
+    begun = time.monotonic()
+    psutil.Process(bench.worker.pid).terminate()
+    assert bench.worker.wait(30) == 0
+    assert time.monotonic() - begun < 20
+    assert bench.num_messages() == 4
+
+
+def test_a_prompt_that_is_delivered_twice_is_asked_for_once(bench: Bench) -> None:
+    """The second process waits for the lease of the first, and finds the sample stored."""
+    asked, go_on = Event(), Event()
+
+    def hold(_key: str, _attempt: int) -> None:
+        asked.set()
+        go_on.wait(30)
+
+    bench.server.behaviour = hold
+    (job,) = jobs = [job_of(0, 25)]
+    bench.send(job.to_message())
+    bench.send(job.to_message())
+    assert asked.wait(60)
+    time.sleep(1)
+    go_on.set()
+    bench.wait_until(lambda: len(bench.stored_keys()) == 1 and bench.num_messages() == 0)
+    assert bench.server.asked == {job.key: 1}
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
+
+
+def test_a_second_worker_of_the_same_name_is_refused(bench: Bench) -> None:
+    """With one sentence and code 3; the first one goes on."""
+    bench.wait_until(lambda: len(bench.children()) == 2)
+    bench._log = bench._log.with_name("second.log")
+    second = bench.start_worker()
+    assert second.wait(60) == 3
+    assert "give each worker of a folder a --name of its own" in second.log.read_text()
+    (job,) = bench.send_jobs([10])
+    bench.wait_until(lambda: bench.stored_keys() == {job.key})

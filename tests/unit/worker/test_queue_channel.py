@@ -1,0 +1,44 @@
+"""The gate stands in the transport that kombu takes for Redis."""
+
+from pathlib import Path
+from typing import Any
+
+import kombu.transport
+import pytest
+from celery import Celery
+from statetap_contract import celery_settings
+from statetap_worker.queue_channel import QueueTransport, guarded
+
+
+@pytest.fixture
+def transports(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """Kombu's choices so far, none; those of this process stay as they are."""
+    chosen: dict[Any, Any] = {}
+    monkeypatch.setattr(kombu.transport, "_transport_cache", chosen)
+    aliases = kombu.transport.TRANSPORT_ALIASES
+    for scheme in ("redis", "rediss"):
+        monkeypatch.setitem(aliases, scheme, aliases[scheme])
+    return chosen
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_connections_are_guarded(transports: dict[Any, Any], scheme: str) -> None:
+    """Under the address as it is, so that an encrypted one stays so."""
+    assert transports == {}
+    settings = guarded(celery_settings(f"{scheme}://127.0.0.1:1/0"), Path("/runs/ledger.jsonl"))
+    with Celery("test") as app:
+        app.conf.update(settings)
+        connection = app.connection_for_read()
+        assert isinstance(connection.transport, QueueTransport)
+        assert connection.as_uri().startswith(f"{scheme}://")
+        assert bool(connection.ssl) == (scheme == "rediss")
+        options = connection.transport_options
+    assert options["unreadable_ledger"] == "/runs/ledger.jsonl"
+    assert options["visibility_timeout"] == 1800
+
+
+def test_a_choice_that_was_made_before_is_an_error(transports: dict[Any, Any]) -> None:
+    """A worker without the gate would work, until the first garbage."""
+    transports["redis"] = object
+    with pytest.raises(RuntimeError, match="redis://"):
+        guarded(celery_settings("redis://127.0.0.1:1/0"), Path("ledger.jsonl"))

@@ -1,0 +1,89 @@
+"""Leases of samples, in a real Redis."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from statetap_local.services import LocalRedis
+from statetap_worker import sample_leases
+from statetap_worker.lease_holder import LeaseHolder
+from statetap_worker.sample_leases import SampleLeases, lease_key
+
+KEY = "ab" * 16
+HOST = socket.gethostname()
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture
+def leases(local_redis: LocalRedis) -> Iterator[SampleLeases]:
+    with local_redis.client() as client:
+        client.flushall()
+    leases = SampleLeases(local_redis.url, LeaseHolder.of("w", HOST, os.getpid()))
+    yield leases
+    leases.close()
+
+
+def test_a_lease_lasts_as_long_as_the_work(leases: SampleLeases, local_redis: LocalRedis) -> None:
+    """It names who holds it, runs out by itself, and is gone afterwards."""
+    with local_redis.client() as client:
+        with leases.held(KEY, never):
+            held = client.get(lease_key(KEY))
+            assert held is not None
+            assert bytes(held).startswith(f"w@{HOST}:{os.getpid()}:".encode())
+            assert 0 < int(client.ttl(lease_key(KEY))) <= 60
+        assert client.get(lease_key(KEY)) is None
+
+
+def test_one_waits_for_the_other(leases: SampleLeases, local_redis: LocalRedis) -> None:
+    """Until the sample is stored, or the lease given back; the other's lease stays its own."""
+    with local_redis.client() as client:
+        client.set(lease_key(KEY), "w@elsewhere:1:1")
+        looks = []
+
+        def is_stored() -> bool:
+            looks.append(1)
+            return len(looks) == 3
+
+        with leases.held(KEY, is_stored):
+            assert client.get(lease_key(KEY)) == b"w@elsewhere:1:1"
+        assert client.get(lease_key(KEY)) == b"w@elsewhere:1:1"
+        assert len(looks) == 3
+        threading.Timer(0.5, client.delete, [lease_key(KEY)]).start()
+        begun = time.monotonic()
+        with leases.held(KEY, never):
+            assert client.get(lease_key(KEY)) != b"w@elsewhere:1:1"
+        assert time.monotonic() - begun > 0.4
+
+
+def test_the_lease_of_a_dead_process_of_this_host_is_taken_over(
+    leases: SampleLeases, local_redis: LocalRedis
+) -> None:
+    """At once, whichever worker it was of."""
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    with local_redis.client() as client:
+        client.set(lease_key(KEY), f"other@{HOST}:{pid}:77")
+        with leases.held(KEY, never):
+            assert f"w@{HOST}:".encode() in bytes(client.get(lease_key(KEY)))
+
+
+def test_without_redis_work_goes_on(
+    leases: SampleLeases, local_redis: LocalRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases are advice."""
+    monkeypatch.setattr(sample_leases, "_REDIS_TIMEOUT_S", 0.2)
+    gone = SampleLeases("redis://127.0.0.1:1/0", LeaseHolder.of("w", HOST, os.getpid()))
+    is_done = False
+    with gone.held(KEY, never):
+        is_done = True
+    assert is_done
+    with local_redis.client() as client, leases.held(KEY, never):
+        client.flushall()

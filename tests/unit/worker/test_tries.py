@@ -1,0 +1,29 @@
+"""Failed tries, counted on disk."""
+
+from pathlib import Path
+
+from statetap_worker.tries import TriedBefore, Tries
+
+
+def test_tries_of_all_processes_count_together(tmp_path: Path) -> None:
+    """By sample and attempt, in the order of the files; a rerun counts from 0 again."""
+    first = Tries(tmp_path, "w-00", "http://s")
+    second = Tries(tmp_path, "w-01", "http://s")
+    assert first.of("a" * 32, 1) == TriedBefore()
+    assert not (tmp_path / "tries").exists()
+    first.add("a" * 32, 1, "dump-cut")
+    second.add("a" * 32, 1, "server-lost")
+    second.add("b" * 32, 1, "worker-lost")
+    assert first.of("a" * 32, 1) == TriedBefore(2, ("server-lost",))
+    assert second.of("b" * 32, 1) == TriedBefore(1, ("worker-lost",))
+    assert first.of("a" * 32, 2) == TriedBefore()
+
+
+def test_tries_outlive_their_process(tmp_path: Path) -> None:
+    """A cut line of a killed one is passed over."""
+    Tries(tmp_path, "w-00", "http://s").add("a" * 32, 1, "dump-cut")
+    with (tmp_path / "tries" / "w-00.jsonl").open("a") as stream:
+        stream.write('{"key": ')
+    again = Tries(tmp_path, "w-00", "http://s")
+    again.add("a" * 32, 1, "dump-cut")
+    assert again.of("a" * 32, 1) == TriedBefore(2)

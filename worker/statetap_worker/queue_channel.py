@@ -1,0 +1,121 @@
+"""kombu's Redis transport, with a gate: what comes out of the queue is read before Celery sees it.
+
+kombu reads the item of a list within one function, and what it raises there ends the worker. So
+does the shape of a broadcast. Both are seams of kombu 5.7, which the tests hold against garbage.
+"""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Empty
+from typing import Any, Final, cast
+
+import redis
+import structlog
+from celery.exceptions import WorkerShutdown
+from kombu.transport import TRANSPORT_ALIASES, get_transport_cls
+from kombu.transport.redis import Channel, Transport
+from statetap_contract import RejectError, StopError
+
+from statetap_worker.queue_message import read_message
+from statetap_worker.unreadable import set_aside
+
+logger = structlog.get_logger(__name__)
+
+_SCHEMES: Final = ("redis", "rediss")
+
+
+def guarded(settings: Mapping[str, Any], ledger: Path) -> dict[str, Any]:
+    """Celery's settings, with the gate in its Redis transport.
+
+    The scheme of the broker's address says which transport kombu takes, and whether it encrypts;
+    ``broker_transport`` would replace both.
+
+    Args:
+        settings: as ``celery_settings`` gives them.
+        ledger: where messages go that cannot be read.
+    """
+    for scheme in _SCHEMES:
+        TRANSPORT_ALIASES[scheme] = f"{__name__}:{QueueTransport.__name__}"
+        if get_transport_cls(scheme) is not QueueTransport:
+            raise RuntimeError(f"kombu has chosen a transport for {scheme}:// already")
+    options = dict(settings["broker_transport_options"], unreadable_ledger=str(ledger))
+    return dict(settings, broker_transport_options=options)
+
+
+class _Client(redis.Redis):
+    """A client whose BRPOP gives only items that pass the gate; else None, as when time is up."""
+
+    def __init__(self, *args: Any, channel: "QueueChannel", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._channel = channel
+
+    def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
+        answer = super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call]
+        if command_name != "BRPOP" or not answer:
+            return answer
+        return self._channel.read_item(*cast(tuple[bytes, bytes], answer))
+
+
+class QueueChannel(Channel):
+    """A channel that takes what is no message out of the queue, and lives on."""
+
+    from_transport_options: tuple[str, ...] = (  # type: ignore[assignment]
+        *Channel.from_transport_options,
+        "unreadable_ledger",
+    )
+
+    #: Path of the ledger. A transport option must be JSON, since Flower is shown it.
+    unreadable_ledger: str
+
+    def read_item(self, name: bytes, item: bytes) -> tuple[bytes, bytes] | None:
+        """What kombu is told that it took from a list; None where that went to the ledger.
+
+        Raises:
+            WorkerShutdown: the ledger cannot be written; the item is in the queue again.
+        """
+        queue = name.decode().rsplit(self.sep, 1)[0]
+        try:
+            return name, read_message(item, queue)
+        except RejectError as unreadable:
+            try:
+                set_aside(Path(self.unreadable_ledger), item, queue, unreadable)
+            except OSError as unwritten:
+                self._put_back_and_stop(name, item, unwritten)
+            return None
+
+    def _put_back_and_stop(self, name: bytes, item: bytes, unwritten: OSError) -> None:
+        logger.critical(
+            "stopping this worker",
+            kind="ledger-unwritable",
+            why=f"cannot write to {self.unreadable_ledger}: {unwritten}",
+        )
+        with self.conn_or_acquire() as client:
+            client.rpush(name, item)
+        # A channel that is closing takes one last item, and its worker is stopping already.
+        if not self._closing:
+            raise WorkerShutdown(StopError.exit_code)
+
+    def _get_client(self) -> Any:
+        return functools.partial(_Client, channel=self)
+
+    def _receive_one(self, c: Any) -> Any:
+        """A broadcast; Flower asks that way. One that cannot be read is dropped."""
+        try:
+            return super()._receive_one(c)  # type: ignore[no-untyped-call]
+        except (Empty, OSError, redis.RedisError):
+            raise
+        except Exception as error:  # noqa: BLE001  whatever kombu stumbles over in it
+            logger.warning("unreadable broadcast dropped", why=f"{type(error).__name__}: {error}")
+            return False
+
+    def _deliver_fanout_message(self, message: Any, exchange: str) -> Any:
+        # What is small might be large when unpacked.
+        message["headers"].pop("compression", None)
+        return super()._deliver_fanout_message(message, exchange)  # type: ignore[no-untyped-call]
+
+
+class QueueTransport(Transport):
+    """kombu's, but for its channels."""
+
+    Channel = QueueChannel

@@ -1,0 +1,89 @@
+"""SampleLeases: says in Redis who is at a sample, so that two processes seldom are.
+
+Advisory. Celery may deliver a message twice; the second process then waits for the first instead
+of asking its own server for the same states. Truth is in the shards: a lease that is lost, or Redis
+with it, costs work and no sample.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, cast
+
+import redis
+
+from statetap_worker.lease_holder import LeaseHolder
+
+#: Seconds after which a lease ends whose holder is on another host and may be dead. Longer than
+#: nearly every prompt takes; one that takes longer may be extracted twice.
+_LEASE_S: Final = 60
+
+_LOOK_S: Final = 0.2
+
+#: Redis is asked twice a sample; one that is gone shall not hold samples up.
+_REDIS_TIMEOUT_S: Final = 3.0
+
+#: Deletes a lease where it is still the holder's.
+_RELEASE: Final = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+
+def lease_key(key: str) -> str:
+    """Where the lease of a sample stands in Redis."""
+    return f"statetap.sample-lease.{key}"
+
+
+class SampleLeases:
+    """The leases of one process.
+
+    Args:
+        redis_url: the Redis of the queue.
+        holder: this process.
+    """
+
+    def __init__(self, redis_url: str, holder: LeaseHolder) -> None:
+        self._redis = redis.Redis.from_url(
+            redis_url,
+            socket_timeout=_REDIS_TIMEOUT_S,
+            socket_connect_timeout=_REDIS_TIMEOUT_S,
+        )
+        self._release = self._redis.register_script(_RELEASE)
+        self._holder = holder
+        self._value = holder.encode()
+
+    @contextmanager
+    def held(self, key: str, is_stored: Callable[[], bool]) -> Iterator[None]:
+        """Holds the lease of a sample while the context lasts.
+
+        Waits while another process has it, at most until it runs out or the sample is stored.
+
+        Args:
+            key: sample key.
+            is_stored: whether there is nothing left to do.
+        """
+        is_held = False
+        with suppress(redis.RedisError):
+            while not (is_held := self._take(key)) and not is_stored():
+                time.sleep(_LOOK_S)
+        try:
+            yield
+        finally:
+            if is_held:
+                with suppress(redis.RedisError):
+                    self._release(keys=[lease_key(key)], args=[self._value])
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._redis.close()
+
+    def _take(self, key: str) -> bool:
+        name = lease_key(key)
+        if self._redis.set(name, self._value, nx=True, ex=_LEASE_S):
+            return True
+        held = cast(bytes | None, self._redis.get(name))
+        if held is None or not (held == self._value or self._holder.outlives(held)):
+            return False
+        self._redis.set(name, self._value, ex=_LEASE_S)
+        return True
