@@ -7,7 +7,7 @@ SERVER_VENV := .venv-server
 PACKAGES := contract store producer worker sglang_patch infra/local
 
 
-.PHONY: help install demo test stress crash architectures check bench lock clean
+.PHONY: help install demo test stress crash chaos soak architectures check bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,12 @@ stress: install ## 5,000 captures with everything at once on a real server; SEED
 crash: install ## 300 real kills, 2,000 kills and 2,000 power losses of a traced writer; SEED=n for others
 	$(VENV)/bin/pytest -s tests/crash/test_killed_writer.py tests/crash/test_crash_states.py --crash-kills=300 --crash-states=2000 $(if $(SEED),--crash-seed=$(SEED))
 
+chaos: install ## 20,000 samples, 300 kills of everything there is, then reconcile; SEED=n for the same again
+	$(VENV)/bin/pytest -s tests/chaos/test_chaos.py --chaos-samples=20000 --chaos-kills=300 $(if $(SEED),--chaos-seed=$(SEED))
+
+soak: install ## 37,312 samples, the size of a real job, through everything; SEED=n for other prompts
+	$(VENV)/bin/pytest -s tests/acceptance/test_soak.py --soak-samples=37312 $(if $(SEED),--soak-seed=$(SEED))
+
 architectures: install ## three choices of layers for each architecture; the tests have one
 	$(VENV)/bin/pytest tests/acceptance/test_architectures.py --all-layers
 
@@ -61,6 +67,8 @@ bench: install ## the measurements behind the README's figures
 	$(VENV)/bin/python benchmarks/plan_rate.py
 	$(VENV)/bin/python benchmarks/enqueue_rate.py
 	$(VENV)/bin/python benchmarks/reconcile_scale.py
+	$(VENV)/bin/python benchmarks/worker_overhead.py
+	$(VENV)/bin/python benchmarks/end_to_end.py
 
 lock: ## resolve requirements/*.in anew into requirements/*.lock
 	infra/lock.sh $(PYTHON)

@@ -33,9 +33,9 @@ from rich.table import Table
 from statetap_contract import CaptureSpec, Job, Prompt
 from statetap_local.models import wide_llama
 from statetap_local.services import LocalServer
-from statetap_worker.dump import delete_dump, map_dump
-from statetap_worker.server import Server
-from statetap_worker.validate import prove_dump, prove_receipt
+from statetap_worker.asking.server import Server
+from statetap_worker.proving.dump import delete_dump, map_dump
+from statetap_worker.proving.validate import prove_dump, prove_receipt
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache"
 WAYS = ("bare", "built-in", "statetap")

@@ -33,9 +33,9 @@ from statetap_local.models import tiny_llama
 from statetap_local.service import Service, free_port
 from statetap_local.services import SERVER_ENVIRONMENT, LocalServer
 from statetap_patch.cpu import PLATFORM_NAME
-from statetap_worker.dump import delete_dump, map_dump
-from statetap_worker.server import Server
-from statetap_worker.validate import prove_dump, prove_receipt
+from statetap_worker.asking.server import Server
+from statetap_worker.proving.dump import delete_dump, map_dump
+from statetap_worker.proving.validate import prove_dump, prove_receipt
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache"
 LOGS = CACHE / "logs"

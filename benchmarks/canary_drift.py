@@ -33,10 +33,10 @@ from rich.table import Table
 from statetap_contract import CaptureSpec, Job, Prompt, ServerCapture
 from statetap_local.models import smollm2, tiny_deepseek_v3, tiny_llama, tiny_qwen3_moe
 from statetap_local.services import LocalServer
-from statetap_worker.canary import canary_prompt
-from statetap_worker.drift import median_row_errors
-from statetap_worker.dump import delete_dump, map_dump
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
+from statetap_worker.proving.canary import canary_prompt
+from statetap_worker.proving.drift import median_row_errors
+from statetap_worker.proving.dump import delete_dump, map_dump
 from transformers import AutoModelForCausalLM
 
 CACHE: Final = Path(__file__).resolve().parents[1] / ".cache" / "models"

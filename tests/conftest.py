@@ -39,6 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--crash-states", type=int, default=200, help="crashes of each kind")
     group.addoption("--crash-seed", type=int, default=1, help="the same seed, the same crashes")
     group.addoption("--crash-kills", type=int, default=60, help="writers really killed")
+    group.addoption("--chaos-samples", type=int, default=1500, help="prompts of the run")
+    group.addoption("--chaos-kills", type=int, default=30, help="processes killed with -9")
+    group.addoption("--chaos-seed", type=int, help="the same seed, the same schedule; else any")
+    group.addoption("--soak-samples", type=int, default=300, help="prompts of the run")
+    group.addoption("--soak-seed", type=int, default=1, help="the same seed, the same prompts")
     group.addoption("--crash-only", metavar="STATE", help="only this crash, such as power-17")
 
 

@@ -13,9 +13,17 @@ TASK_NAME: Final = "statetap.extract"
 VISIBILITY_TIMEOUT_S: Final = 1800
 
 
+_QUEUE_PREFIX: Final = "statetap."
+
+
 def queue_name(spec_digest: str) -> str:
     """The queue of one capture spec, so that servers with other models can share one Redis."""
-    return f"statetap.{spec_digest}"
+    return f"{_QUEUE_PREFIX}{spec_digest}"
+
+
+def is_queue_name(name: str) -> bool:
+    """Whether a queue is one of prompts, and none of Celery's own."""
+    return name.startswith(_QUEUE_PREFIX)
 
 
 #: Names of the hashes in which workers keep what they took and did not acknowledge, for SCAN.

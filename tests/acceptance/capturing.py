@@ -18,7 +18,7 @@ import pytest
 from safetensors.torch import load_file
 from statetap_contract import FIELD, CaptureRequest, Job, Prompt, Receipt, TransientError, dump_name
 from statetap_local.services import LocalServer
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
 
 from .reference import Reference
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from statetap_contract import CaptureSpec, StopError, dump_name
 from statetap_local.services import LocalServer
-from statetap_worker.canary import Canary
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
+from statetap_worker.proving.canary import Canary
 from statetap_worker.settings import WorkerSettings
 
 from .capturing import Capture, other_traffic, prompts_of

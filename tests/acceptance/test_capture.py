@@ -9,7 +9,7 @@ import httpx
 import pytest
 from statetap_contract import FIELD
 from statetap_local.services import LocalServer
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
 
 from .capturing import (
     Capture,

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from statetap_local.services import LocalServer
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
 
 from .capturing import (
     ask,

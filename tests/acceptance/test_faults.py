@@ -32,8 +32,8 @@ from statetap_local.made_runs import keyed, write_run
 from statetap_local.service import Service
 from statetap_local.services import LocalFlower, LocalRedis, LocalServer
 from statetap_store import ShardReader
-from statetap_worker.retry import MOST_LOSSES, MOST_TRIES
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
+from statetap_worker.failing.retry import MOST_LOSSES, MOST_TRIES
 
 from .capturing import BOUND, prompts_of
 from .faults import ANSWER_TIMEOUT_S, FAULTS, GONE, LOST, STOPS, UNSEEN, Decision, Fault
@@ -42,7 +42,7 @@ from .reference import Reference
 
 #: A worker as it is, but for the time that it waits for an answer.
 _WORKER: Final = (
-    "from statetap_worker import cli, server;"
+    "from statetap_worker import cli; from statetap_worker.asking import server;"
     f"server.Server.capture.__defaults__ = ({ANSWER_TIMEOUT_S},);"
     "cli.main()"
 )

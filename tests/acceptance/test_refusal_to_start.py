@@ -62,7 +62,7 @@ def start(tiny_model: Path, tmp_path: Path) -> Start:
             env=environment | {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

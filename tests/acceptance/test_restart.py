@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import pytest
 from statetap_contract import HEADER_BYTES, Job, Receipt, TransientError, decode_header, dump_name
 from statetap_local.services import LocalServer
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
 
 from .capturing import (
     PATIENCE_S,

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from statetap_contract import Job, Receipt, dump_name
 from statetap_local.services import LocalServer
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
 
 from .capturing import (
     PATIENCE_S,

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from statetap_contract import Job, TransientError, dump_name
 from statetap_local.services import LocalServer
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
 
 from .capturing import (
     PATIENCE_S,

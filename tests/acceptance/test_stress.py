@@ -16,7 +16,7 @@ import pytest
 from safetensors import SafetensorError
 from statetap_contract import Job, Receipt, StatetapError, dump_name
 from statetap_local.services import LocalServer
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
 
 from .capturing import (
     ask,

@@ -26,7 +26,7 @@ from statetap_contract import (
     encode_header,
     layout_of,
 )
-from statetap_worker.canary import canary_prompt
+from statetap_worker.proving.canary import canary_prompt
 
 SPEC = CaptureSpec("stand-in", "r", (1, 2), "post", 16, "float32")
 

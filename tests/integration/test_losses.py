@@ -9,8 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
+from statetap_contract import dump_name
 from statetap_local.service import Service
-from statetap_worker.retry import MOST_LOSSES
+from statetap_worker.failing.retry import MOST_LOSSES
 
 from .test_worker import Bench, assert_stored_once, job_of
 from .test_worker import bench as bench  # noqa: PLC0414  a fixture
@@ -52,6 +53,48 @@ def test_what_a_killed_worker_held_is_given_back_at_once(bench: Bench) -> None:
     assert bench.dead_letters() == []
     # The two in hand, and no other, were counted.
     assert len(failed_tries(bench)) == 2
+
+
+def test_a_worker_outlives_its_connections(bench: Bench) -> None:
+    """What it held goes back at once, and the same process goes on."""
+
+    def take_a_while(_key: str, _attempt: int) -> None:
+        Event().wait(0.2)
+
+    bench.server.behaviour = take_a_while
+    jobs = bench.send_jobs([5] * 60)
+    pid = bench.worker.pid
+    with bench.redis.client() as client:
+        for num_stored in (5, 15, 25, 35):
+            bench.wait_until(lambda: len(bench.stored_keys()) >= num_stored)  # noqa: B023
+            client.client_kill_filter(_type="normal", skipme=True)
+    bench.wait_until(lambda: len(bench.stored_keys()) == 60 and bench.num_messages() == 0)
+    assert bench.worker.is_running
+    assert bench.worker.pid == pid
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
+    assert bench.dead_letters() == []
+
+
+def test_the_dump_of_a_killed_process_goes_with_it(bench: Bench) -> None:
+    """Also when its message is lost, so that nobody asks for the prompt again."""
+    (job,) = [job_of(0, 25)]
+    asked = Event()
+
+    def hold(_key: str, _attempt: int) -> None:
+        asked.set()
+        Event().wait(5)
+
+    bench.server.behaviour = hold
+    bench.send(job.to_message())
+    assert asked.wait(60)
+    left = bench.server.dumps / dump_name(job.key)
+    left.write_bytes(b"published")
+    with bench.redis.client() as client:
+        client.flushall()
+    kill(bench.worker)
+    bench.worker = bench.start_worker()
+    bench.worker.wait_until(lambda: not left.exists(), 60)
 
 
 def test_a_prompt_that_kills_the_whole_worker_becomes_a_dead_letter(bench: Bench) -> None:

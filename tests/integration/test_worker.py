@@ -321,7 +321,7 @@ def test_a_redis_without_memory_is_waited_for(bench: Bench) -> None:
             assert len(bench.stored_keys()) < 60
             bench.worker.log.unlink()
             bench.worker = bench.start_worker()
-            bench.wait_until(lambda: "waiting for Redis" in bench.worker.log.read_text())
+            bench.wait_until(lambda: "Trying to reconnect" in bench.worker.log.read_text())
         finally:
             client.config_set("maxmemory", 0)
     # As reconcile does.

@@ -29,16 +29,16 @@ from statetap_contract import (
     queue_name,
 )
 
-from statetap_worker.lifeline import die_with
+from statetap_worker.failing.lifeline import die_with
+from statetap_worker.failing.recall import pass_on
+from statetap_worker.measuring.scrape_point import ScrapePoint
 from statetap_worker.place import place_of
 from statetap_worker.process import WorkerProcess
-from statetap_worker.queue_channel import guarded
-from statetap_worker.recall import pass_on
-from statetap_worker.remote_control import obey_only_inspection
-from statetap_worker.scrape_point import ScrapePoint
+from statetap_worker.queueing.queue_channel import guarded
+from statetap_worker.queueing.remote_control import obey_only_inspection
+from statetap_worker.queueing.taken_messages import Pulse, with_own_hash
+from statetap_worker.queueing.unreadable import ledger_of
 from statetap_worker.settings import WorkerSettings
-from statetap_worker.taken_messages import succeed, with_own_hash
-from statetap_worker.unreadable import ledger_of
 from statetap_worker.work import Dead, Done, PutBack, TryAgain, work_off
 
 logger = structlog.get_logger(__name__)
@@ -96,7 +96,10 @@ class WorkerShell:
     def run(self) -> int:
         """Works until it is told to stop. Returns the exit code."""
         obey_only_inspection()
-        succeed(self._settings.redis_url, self._worker_id, ledger_of(self._settings))
+        # Before it takes anything; later on a child says so.
+        pulse = Pulse(self._settings.redis_url, self._worker_id)
+        pulse.beat()
+        pulse.close()
         self._worker = worker = self._app.Worker(
             hostname=f"{self._settings.name}@{socket.gethostname()}",
             # No banner: the log is one line for each event.

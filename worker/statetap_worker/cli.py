@@ -14,9 +14,9 @@ from statetap_contract import MissingError, StatetapError, UsageError
 
 from statetap_worker import log_lines
 from statetap_worker.app import WorkerShell
-from statetap_worker.canary import Canary
-from statetap_worker.scrape_point import scrape_point
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
+from statetap_worker.measuring.scrape_point import scrape_point
+from statetap_worker.proving.canary import Canary
 from statetap_worker.settings import WORKER_NAME_FORM, WORKERS_FOLDER, WorkerSettings
 from statetap_worker.worker_name import name_taken
 

@@ -9,10 +9,10 @@ import numpy as np
 from statetap_contract import Job, MismatchError, Receipt, ServerCapture, StopError
 from statetap_store import ShardSet
 
-from statetap_worker.dump import Dump, delete_dump, map_dump
-from statetap_worker.recall import Recall, Urgency
-from statetap_worker.server import Server
-from statetap_worker.validate import prove_dump, prove_origin, prove_receipt
+from statetap_worker.asking.server import Server
+from statetap_worker.failing.recall import Recall, Urgency
+from statetap_worker.proving.dump import Dump, delete_dump, map_dump
+from statetap_worker.proving.validate import prove_dump, prove_origin, prove_receipt
 
 
 @dataclass(frozen=True, slots=True)

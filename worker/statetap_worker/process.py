@@ -19,23 +19,23 @@ from statetap_contract import (
 from statetap_store import Provenance, ShardSet
 from statetap_store.file_bytes import make_folders
 
-from statetap_worker.announcer import Announcer
-from statetap_worker.canary import Canary
-from statetap_worker.company import Company
-from statetap_worker.dump import delete_dump
-from statetap_worker.in_hand import InHand
+from statetap_worker.announcing.announcer import Announcer
+from statetap_worker.asking.server import MENDED_BY_TIME, Server
+from statetap_worker.failing.company import Company
+from statetap_worker.failing.in_hand import InHand
+from statetap_worker.failing.ledger import bury
+from statetap_worker.failing.recall import Recall, Urgency
+from statetap_worker.failing.sample_leases import SampleLeases
+from statetap_worker.failing.tries import WORKER_LOST, TriedBefore, Tries
 from statetap_worker.lease_holder import LeaseHolder
-from statetap_worker.ledger import bury
-from statetap_worker.metrics import Metrics
-from statetap_worker.metrics_page import MetricsPage
+from statetap_worker.measuring.metrics import Metrics
+from statetap_worker.measuring.metrics_page import MetricsPage
+from statetap_worker.measuring.scrape_point import ScrapePoint
 from statetap_worker.pipeline import Outcome, Pipeline
-from statetap_worker.recall import Recall, Urgency
-from statetap_worker.sample_leases import SampleLeases
-from statetap_worker.scrape_point import ScrapePoint
-from statetap_worker.server import MENDED_BY_TIME, Server
+from statetap_worker.proving.canary import Canary
+from statetap_worker.proving.dump import delete_dump
+from statetap_worker.queueing.taken_messages import Pulse
 from statetap_worker.settings import WORKERS_FOLDER, WorkerSettings
-from statetap_worker.taken_messages import Pulse
-from statetap_worker.tries import WORKER_LOST, TriedBefore, Tries
 
 #: Seconds to wait for a server that went away; loading a large model takes minutes.
 _OUTAGE_S: Final = 600.0
@@ -82,6 +82,8 @@ class WorkerProcess:
         )
         if (left := self._in_hand.left) is not None:
             self._tries_of(left.run).add(left.key, left.attempt, WORKER_LOST)
+            # If it was stored, and its message lost, nobody comes for the dump any more.
+            delete_dump(settings.dumps, left.key)
             self._in_hand.clear()
         #: In one process of the worker: it announces what all of them store.
         self._announcer: Announcer | None = None

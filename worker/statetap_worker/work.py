@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import structlog
 from statetap_contract import Job, StatetapError, StopError
 
+from statetap_worker.failing.recall import Recalled
+from statetap_worker.failing.retry import Again, GiveUp, WaitForServer, counts, deadly_error, decide
+from statetap_worker.failing.tries import TriedBefore
 from statetap_worker.process import WorkerProcess
-from statetap_worker.recall import Recalled
-from statetap_worker.retry import Again, GiveUp, WaitForServer, counts, deadly_error, decide
-from statetap_worker.tries import TriedBefore
 
 logger = structlog.get_logger(__name__)
 

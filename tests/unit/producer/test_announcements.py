@@ -15,7 +15,7 @@ from statetap_producer.queueing import announcements as announcements_module
 from statetap_producer.queueing.announcements import Announcements
 from statetap_producer.queueing.broker import Broker
 from statetap_producer.run.run_folder import RunFolder
-from statetap_worker.notice_board import NoticeBoard, Speaker
+from statetap_worker.announcing.notice_board import NoticeBoard, Speaker
 
 LETTER = DeadLetter("ab" * 16, "mismatch", "why", 6, "http://s", "2026-01-01T00:00:00Z")
 

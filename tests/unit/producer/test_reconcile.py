@@ -24,7 +24,7 @@ from statetap_producer.queueing.rerun import rerun
 from statetap_producer.queueing.run_state import RunState
 from statetap_producer.run.plan import PlannedPrompt
 from statetap_producer.run.run_folder import RunFolder
-from statetap_worker.notice_board import NoticeBoard, Speaker
+from statetap_worker.announcing.notice_board import NoticeBoard, Speaker
 from statetap_worker.place import place_of
 
 from .conftest import give_up, prompts_of, store

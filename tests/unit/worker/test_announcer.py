@@ -30,8 +30,8 @@ from statetap_contract.announcement import (
 )
 from statetap_local.services import LocalRedis
 from statetap_store import Provenance, ShardSet
-from statetap_worker import announced_run
-from statetap_worker.announcer import Announcer
+from statetap_worker.announcing import announced_run
+from statetap_worker.announcing.announcer import Announcer
 from statetap_worker.place import place_of
 from statetap_worker.settings import WorkerSettings
 from structlog.testing import capture_logs

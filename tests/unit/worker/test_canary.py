@@ -18,8 +18,8 @@ from statetap_contract import (
     TransientError,
     dump_name,
 )
-from statetap_worker.canary import Canary, canary_prompt
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
+from statetap_worker.proving.canary import Canary, canary_prompt
 from statetap_worker.settings import WorkerSettings
 
 from .conftest import CAPTURE, JOB, SPEC, DumpBuilder, good_states
@@ -71,7 +71,7 @@ def canary(settings: WorkerSettings) -> Canary:
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Nobody waits; the seconds are written down."""
     seconds: list[float] = []
-    monkeypatch.setattr("statetap_worker.canary.time.sleep", seconds.append)
+    monkeypatch.setattr("statetap_worker.proving.canary.time.sleep", seconds.append)
     return seconds
 
 

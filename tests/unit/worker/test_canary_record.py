@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from statetap_contract import RUN_NAME_FORM, CaptureSpec, StopError, dump_name
-from statetap_worker.canary_record import CanaryRecord
-from statetap_worker.dump import Dump, map_dump
+from statetap_worker.proving.canary_record import CanaryRecord
+from statetap_worker.proving.dump import Dump, map_dump
 
 from .conftest import JOB, SPEC, DumpBuilder, good_states
 

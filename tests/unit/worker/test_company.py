@@ -4,7 +4,7 @@ import threading
 import time
 from pathlib import Path
 
-from statetap_worker.company import Company
+from statetap_worker.failing.company import Company
 
 
 class Guest(threading.Thread):

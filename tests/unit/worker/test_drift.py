@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from statetap_contract import CaptureSpec
-from statetap_worker.drift import median_row_errors
+from statetap_worker.proving.drift import median_row_errors
 
 
 def as_bfloat16(values: npt.ArrayLike) -> npt.NDArray[np.uint16]:

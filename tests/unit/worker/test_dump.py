@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from statetap_contract import HEADER_BYTES, MismatchError, encode_header
-from statetap_worker.dump import map_dump
-from statetap_worker.validate import prove_dump, prove_receipt
+from statetap_worker.proving.dump import map_dump
+from statetap_worker.proving.validate import prove_dump, prove_receipt
 
 from .conftest import JOB, SPEC, DumpBuilder
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import httpx
 import pytest
 from statetap_contract import MismatchError
-from statetap_worker.exchange import WholeAnswer, exchange
+from statetap_worker.asking.exchange import WholeAnswer, exchange
 
 #: Sends what it likes; the function is called again and again until the other side has gone.
 Talk = Callable[[socket.socket], None]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from statetap_contract import StopError
-from statetap_worker.in_hand import InHand, Left
+from statetap_worker.failing.in_hand import InHand, Left
 
 from .conftest import JOB
 
@@ -31,7 +31,8 @@ def test_the_successor_of_a_killed_process_knows_what_it_had(tmp_path: Path) -> 
     """A real kill -9."""
     path = tmp_path / "notes" / "w-00"
     script = (
-        "import sys, time; from pathlib import Path; from statetap_worker.in_hand import InHand;"
+        "import sys, time; from pathlib import Path;"
+        "from statetap_worker.failing.in_hand import InHand;"
         "from array import array; from statetap_contract import Job, Prompt\n"
         f"job = Job.of({JOB.run!r}, {JOB.spec_digest!r},"
         "Prompt(array('i', [5, 6, 7, 8, 9]), ((2, 5),)), attempt=3)\n"

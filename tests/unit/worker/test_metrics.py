@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from statetap_contract import MissingError
 from statetap_local.service import free_port
-from statetap_worker import scrape_point as scrape_point_module
-from statetap_worker.metrics_page import MetricsPage
-from statetap_worker.scrape_point import ScrapePoint, scrape_point
+from statetap_worker.measuring import scrape_point as scrape_point_module
+from statetap_worker.measuring.metrics_page import MetricsPage
+from statetap_worker.measuring.scrape_point import ScrapePoint, scrape_point
 from statetap_worker.settings import WorkerSettings
 
 #: Name and labels of a sample: its value.
@@ -24,7 +24,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 COUNT = """
 import os, signal, sys
 from pathlib import Path
-from statetap_worker.metrics import Metrics
+from statetap_worker.measuring.metrics import Metrics
 from statetap_worker.pipeline import Outcome
 metrics = Metrics(Path(sys.argv[1]), sys.argv[2], row_bytes=100)
 """
@@ -159,7 +159,7 @@ def test_files_have_their_room_from_the_start(point: ScrapePoint) -> None:
 def test_nothing_is_written_where_nobody_asks(tmp_path: Path) -> None:
     """A worker without --metrics-port counts in memory alone."""
     program = (
-        "from statetap_worker.metrics import Metrics\n"
+        "from statetap_worker.measuring.metrics import Metrics\n"
         "Metrics(None, '00', 1).retried('a')\nMetrics(None, '00', 1).buried('a')"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, timeout=60, check=True)

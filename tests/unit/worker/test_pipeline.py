@@ -13,9 +13,9 @@ from statetap_contract import (
     StopError,
 )
 from statetap_store import Provenance, RunScanner, ShardReader, ShardSet
+from statetap_worker.asking.server import Server
+from statetap_worker.failing.recall import Recall
 from statetap_worker.pipeline import Pipeline
-from statetap_worker.recall import Recall
-from statetap_worker.server import Server
 
 from .conftest import CAPTURE, JOB, SPEC, DumpBuilder, good_states
 

@@ -1,13 +1,15 @@
 """The gate stands in the transport that kombu takes for Redis."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kombu.transport
 import pytest
+import redis
 from celery import Celery
 from statetap_contract import celery_settings
-from statetap_worker.queue_channel import QueueTransport, guarded
+from statetap_worker.queueing.queue_channel import QueueChannel, QueueTransport, guarded
 
 
 @pytest.fixture
@@ -42,3 +44,15 @@ def test_a_choice_that_was_made_before_is_an_error(transports: dict[Any, Any]) -
     transports["redis"] = object
     with pytest.raises(RuntimeError, match="redis://"):
         guarded(celery_settings("redis://127.0.0.1:1/0"), Path("ledger.jsonl"))
+
+
+def test_a_channel_without_connection_fails_as_one_that_was_lost() -> None:
+    """Celery reconnects for that; what kombu raises by itself ends the worker."""
+    channel = QueueChannel.__new__(QueueChannel)
+    channel.connection = SimpleNamespace(client=None)
+    with pytest.raises(redis.ConnectionError):
+        channel._connparams()
+    channel.connection = None
+    with pytest.raises(redis.ConnectionError):
+        channel._connparams()
+    channel.closed = True  # nothing of it is to be closed at the end

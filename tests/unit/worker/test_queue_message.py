@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from statetap_contract import TASK_NAME, Job, Prompt, RejectError, celery_settings, queue_name
 from statetap_contract.job import MAX_TOKENS
 from statetap_producer.queueing.envelope import Envelope
-from statetap_worker.queue_message import MOST_BYTES, read_message
+from statetap_worker.queueing.queue_message import MOST_BYTES, read_message
 
 SPEC_DIGEST = "5a" * 16
 QUEUE = queue_name(SPEC_DIGEST)

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from statetap_worker.recall import Recall, Recalled, Urgency, pass_on
+from statetap_worker.failing.recall import Recall, Recalled, Urgency, pass_on
 
 
 def stop() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from celery.worker.control import Panel
 from flower.inspector import Inspector  # type: ignore[import-untyped]
-from statetap_worker.remote_control import OBEYED, obey_only_inspection
+from statetap_worker.queueing.remote_control import OBEYED, obey_only_inspection
 
 
 @pytest.fixture(autouse=True)

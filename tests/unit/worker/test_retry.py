@@ -9,7 +9,7 @@ from statetap_contract import (
     TransientError,
     UsageError,
 )
-from statetap_worker.retry import (
+from statetap_worker.failing.retry import (
     Again,
     Decision,
     GiveUp,
@@ -19,7 +19,7 @@ from statetap_worker.retry import (
     deadly_error,
     decide,
 )
-from statetap_worker.tries import TriedBefore
+from statetap_worker.failing.tries import TriedBefore
 
 LOST = ("server-lost",)
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from statetap_local.services import LocalRedis
-from statetap_worker import sample_leases
+from statetap_worker.failing import sample_leases
+from statetap_worker.failing.sample_leases import SampleLeases, lease_key
 from statetap_worker.lease_holder import LeaseHolder
-from statetap_worker.sample_leases import SampleLeases, lease_key
 
 KEY = "ab" * 16
 HOST = socket.gethostname()

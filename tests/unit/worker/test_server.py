@@ -14,7 +14,7 @@ from statetap_contract import (
     StopError,
     TransientError,
 )
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
 
 from .conftest import JOB, SPEC, DumpBuilder
 

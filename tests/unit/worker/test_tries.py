@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from statetap_worker.tries import TriedBefore, Tries
+from statetap_worker.failing.tries import TriedBefore, Tries
 
 
 def test_tries_of_all_processes_count_together(tmp_path: Path) -> None:

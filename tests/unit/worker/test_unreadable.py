@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from statetap_contract import RUN_NAME_FORM, RejectError
-from statetap_worker.unreadable import FOLDER, set_aside
+from statetap_worker.queueing.unreadable import FOLDER, set_aside
 
 
 def test_a_message_becomes_one_line(tmp_path: Path) -> None:

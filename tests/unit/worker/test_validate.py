@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from statetap_contract import MismatchError, Receipt, TransientError
-from statetap_worker.dump import map_dump
-from statetap_worker.validate import prove_dump, prove_origin, prove_receipt
+from statetap_worker.proving.dump import map_dump
+from statetap_worker.proving.validate import prove_dump, prove_origin, prove_receipt
 
 from .conftest import CAPTURE, JOB, SPEC, DumpBuilder, good_states
 

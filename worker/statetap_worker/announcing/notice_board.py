@@ -21,7 +21,7 @@ from statetap_contract.announcement import (
 
 from statetap_worker.lease_holder import LeaseHolder
 
-_PUBLISH: Final = files("statetap_worker").joinpath("publish.lua").read_text()
+_PUBLISH: Final = files("statetap_worker.announcing").joinpath("publish.lua").read_text()
 
 #: Writes a value where another one stands. Returns 0, and does nothing, where it does not.
 _REPLACE: Final = """

@@ -19,7 +19,7 @@ from typing import Final
 
 from statetap_contract import RejectError, RetryError, StatetapError, TransientError
 
-from statetap_worker.tries import SERVER_LOST, TriedBefore
+from statetap_worker.failing.tries import SERVER_LOST, TriedBefore
 
 MOST_TRIES: Final = 6
 #: Each costs a server's start, which takes minutes with a large model. All but the first are alone.

@@ -16,9 +16,11 @@ from celery.exceptions import WorkerShutdown
 from kombu.transport import TRANSPORT_ALIASES, get_transport_cls
 from kombu.transport.redis import Channel, Transport
 from statetap_contract import RejectError, StopError
+from statetap_contract.transport import is_queue_name
 
-from statetap_worker.queue_message import read_message
-from statetap_worker.unreadable import set_aside
+from statetap_worker.queueing.queue_message import read_message
+from statetap_worker.queueing.taken_messages import requeue_held
+from statetap_worker.queueing.unreadable import set_aside
 
 logger = structlog.get_logger(__name__)
 
@@ -67,6 +69,20 @@ class QueueChannel(Channel):
 
     #: Path of the ledger. A transport option must be JSON, since Flower is shown it.
     unreadable_ledger: str
+
+    def basic_consume(self, queue: str, *args: Any, **options: Any) -> Any:
+        """Listens to a queue; what was held before, and cannot be acknowledged now, goes back."""
+        if is_queue_name(queue):
+            with self.conn_or_acquire() as client:
+                requeue_held(client, self.unacked_key, Path(self.unreadable_ledger))
+        return super().basic_consume(queue, *args, **options)  # type: ignore[no-untyped-call]
+
+    def _connparams(self, *args: Any, **options: Any) -> Any:
+        # Of a connection that is gone kombu asks the address to put back what was taken. What it
+        # raises then would end the worker; a lost connection does not.
+        if self.connection is None or self.connection.client is None:
+            raise redis.ConnectionError("the connection is closed")
+        return super()._connparams(*args, **options)  # type: ignore[no-untyped-call]
 
     def read_item(self, name: bytes, item: bytes) -> tuple[bytes, bytes] | None:
         """What kombu is told that it took from a list; None where that went to the ledger.

@@ -7,7 +7,7 @@ import xxhash
 from statetap_contract import CaptureSpec, Job, MismatchError, Receipt, ServerCapture, dump_name
 from statetap_store import bad_rows
 
-from statetap_worker.dump import Dump
+from statetap_worker.proving.dump import Dump
 
 
 def prove_receipt(receipt: Receipt, job: Job, spec: CaptureSpec) -> None:

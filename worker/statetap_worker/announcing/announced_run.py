@@ -8,8 +8,8 @@ from typing import Final
 
 from statetap_contract.announcement import pack_letters
 
-from statetap_worker.notice_board import NoticeBoard
-from statetap_worker.run_tail import News, RunTail
+from statetap_worker.announcing.notice_board import NoticeBoard
+from statetap_worker.announcing.run_tail import News, RunTail
 
 #: Samples, and batches of letters, that are sent to Redis in one go.
 _SENT_SAMPLES: Final = 65_536

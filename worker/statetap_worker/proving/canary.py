@@ -25,12 +25,12 @@ from statetap_contract import (
     TransientError,
 )
 
-from statetap_worker.canary_record import CanaryRecord
-from statetap_worker.drift import MEDIAN_BOUNDS, median_row_errors
-from statetap_worker.dump import Dump, delete_dump, map_dump
-from statetap_worker.server import Server
+from statetap_worker.asking.server import Server
+from statetap_worker.proving.canary_record import CanaryRecord
+from statetap_worker.proving.drift import MEDIAN_BOUNDS, median_row_errors
+from statetap_worker.proving.dump import Dump, delete_dump, map_dump
+from statetap_worker.proving.validate import prove_dump, prove_origin, prove_receipt
 from statetap_worker.settings import WorkerSettings
-from statetap_worker.validate import prove_dump, prove_origin, prove_receipt
 
 logger = structlog.get_logger(__name__)
 

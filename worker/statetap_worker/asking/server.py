@@ -20,7 +20,7 @@ from statetap_contract import (
     agreed_capture,
 )
 
-from statetap_worker.exchange import WholeAnswer, exchange
+from statetap_worker.asking.exchange import WholeAnswer, exchange
 
 logger = structlog.get_logger(__name__)
 

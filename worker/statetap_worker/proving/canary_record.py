@@ -17,9 +17,9 @@ from statetap_contract import (
 )
 from statetap_store.file_bytes import make_folders, sync_folder
 
-from statetap_worker.dump import Dump, map_file
 from statetap_worker.place import NO_LINKS
-from statetap_worker.validate import prove_dump, prove_receipt
+from statetap_worker.proving.dump import Dump, map_file
+from statetap_worker.proving.validate import prove_dump, prove_receipt
 
 #: Beside the runs. A leading dot: it is no run.
 CANARY_FOLDER: Final = ".canaries"

@@ -14,7 +14,7 @@ from statetap_store.index_row import Rows
 from statetap_store.shard_names import shard_paths
 from statetap_store.shard_tail import ShardTail
 
-from statetap_worker.ledger_tail import LedgerTail
+from statetap_worker.announcing.ledger_tail import LedgerTail
 
 logger = structlog.get_logger(__name__)
 

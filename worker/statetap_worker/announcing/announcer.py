@@ -15,8 +15,8 @@ import redis
 import structlog
 from statetap_contract import RUN_NAME_FORM, MissingError
 
-from statetap_worker.announced_run import AnnouncedRun
-from statetap_worker.notice_board import NoticeBoard, Speaker
+from statetap_worker.announcing.announced_run import AnnouncedRun
+from statetap_worker.announcing.notice_board import NoticeBoard, Speaker
 from statetap_worker.place import place_of
 from statetap_worker.settings import WorkerSettings
 

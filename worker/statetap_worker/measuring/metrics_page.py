@@ -21,9 +21,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from statetap_contract import queue_name
 
-from statetap_worker.scrape_point import ScrapePoint
+from statetap_worker.measuring.scrape_point import ScrapePoint
+from statetap_worker.queueing.unreadable import ledger_of
 from statetap_worker.settings import WorkerSettings
-from statetap_worker.unreadable import ledger_of
 
 logger = structlog.get_logger(__name__)
 

@@ -2,13 +2,13 @@
 
 Celery's Redis transport has one hash for all workers and cannot tell which of them died: what that
 one held comes back after the visibility timeout, half an hour. From a hash of its own, a worker
-gives back what its predecessor of the same name held, at once; and the producer, which sees whether
-a worker is at work, does not count on what a dead one holds.
+gives back what its predecessor of the same name held, or it itself before it lost its connection,
+at once; and the producer, which sees whether a worker is at work, does not count on what a dead one
+holds.
 """
 
 import json
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import redis
 import structlog
-from statetap_contract import MissingError, RejectError
+from statetap_contract import RejectError
 from statetap_contract.transport import alive_name, taken_name
 
-from statetap_worker.unreadable import set_aside
+from statetap_worker.queueing.unreadable import set_aside
 
 logger = structlog.get_logger(__name__)
 
@@ -39,60 +39,44 @@ def with_own_hash(settings: Mapping[str, Any], worker: str) -> dict[str, Any]:
     options = dict(
         settings["broker_transport_options"],
         unacked_key=taken,
-        unacked_index_key=f"index.{taken}",
+        unacked_index_key=_index_name(taken),
         unacked_mutex_key=f"mutex.{taken}",
     )
     return dict(settings, broker_transport_options=options)
 
 
-def succeed(redis_url: str, worker: str, ledger: Path) -> None:
-    """Puts into their queues, as the next ones, the messages that a predecessor held.
+def requeue_held(client: redis.Redis, taken: str, ledger: Path) -> None:
+    """Puts into their queues, as the next ones, the messages that a hash holds.
 
-    Afterwards the worker counts as being at work. A Redis without memory is waited for.
+    For a worker that has just begun to listen, or has lost its connection and listens anew: it
+    can acknowledge none of them any more.
 
     Args:
-        redis_url: the Redis of the queue.
-        worker: see ``taken_name``.
+        client: to the Redis of the queue.
+        taken: name of the hash.
         ledger: where messages go that cannot be read.
 
     Raises:
-        MissingError: kinds ``redis-unreachable`` and ``ledger-unwritable``.
+        redis.RedisError: Redis cannot be used.
+        OSError: the ledger cannot be written.
     """
-    try:
-        with redis.Redis.from_url(redis_url, socket_timeout=15, socket_connect_timeout=5) as client:
-            while True:
-                try:
-                    num_back = _give_back(client, taken_name(worker), ledger)
-                    client.set(alive_name(taken_name(worker)), b"", ex=_ALIVE_S)
-                    break
-                except redis.OutOfMemoryError as error:
-                    logger.warning("waiting for Redis", why=str(error))
-                    time.sleep(1)
-    except redis.RedisError as error:
-        raise MissingError(
-            "redis-unreachable", f"Redis cannot be used ({error}); start it or mend --redis"
-        ) from error
-    except OSError as error:
-        raise MissingError(
-            "ledger-unwritable", f"cannot write {ledger} ({error.strerror}); check the disk"
-        ) from error
-    if num_back:
-        logger.warning("gave back what the worker before this one held", num_messages=num_back)
-
-
-def _give_back(client: redis.Redis, taken: str, ledger: Path) -> int:
     num_back = 0
     for tag, entry in client.hscan_iter(taken, count=100):
         with client.pipeline() as pipeline:
             pipeline.hdel(taken, tag)
-            pipeline.zrem(f"index.{taken}", tag)
+            pipeline.zrem(_index_name(taken), tag)
             try:
                 pipeline.rpush(*_message_in(entry))
                 num_back += 1
             except RejectError as unreadable:
                 set_aside(ledger, entry, taken, unreadable)
             pipeline.execute()
-    return num_back
+    if num_back:
+        logger.warning("gave back what this worker held before", num_messages=num_back)
+
+
+def _index_name(taken: str) -> str:
+    return f"index.{taken}"
 
 
 def _message_in(entry: bytes) -> tuple[str, str]:
@@ -107,27 +91,32 @@ def _message_in(entry: bytes) -> tuple[str, str]:
 
 
 class Pulse:
-    """A thread that says in Redis that the worker is at work. Runs in one of its children."""
+    """Says in Redis that the worker is at work, from a thread in one of its children."""
 
     def __init__(self, redis_url: str, worker: str) -> None:
         self._client = redis.Redis.from_url(redis_url, socket_timeout=5, socket_connect_timeout=5)
         self._key = alive_name(taken_name(worker))
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._beat_on, name="pulse", daemon=True)
+
+    def beat(self) -> None:
+        """The worker counts as being at work for the next minute. Without Redis, nothing."""
+        with suppress(redis.RedisError):
+            self._client.set(self._key, b"", ex=_ALIVE_S)
 
     def start(self) -> None:
-        """From now on, until it is closed."""
+        """Beats on, until it is closed."""
         self._thread.start()
 
     def close(self) -> None:
         """The worker ends; what it still holds goes back by itself."""
         self._is_over.set()
-        self._thread.join(_SIGN_S)
+        if self._thread.ident is not None:
+            self._thread.join(_SIGN_S)
         self._client.close()
 
-    def _beat(self) -> None:
+    def _beat_on(self) -> None:
         while True:
-            with suppress(redis.RedisError):
-                self._client.set(self._key, b"", ex=_ALIVE_S)
+            self.beat()
             if self._is_over.wait(_SIGN_S):
                 return

@@ -1,0 +1,1 @@
+"""Telling the producer, through Redis, which samples lie on this disk."""

@@ -1,0 +1,1 @@
+"""Talking to one SGLang server."""

@@ -1,0 +1,1 @@
+"""What becomes of a prompt whose try, process or server has failed."""
