@@ -67,8 +67,9 @@ bench: install ## the measurements behind the README's figures
 	$(VENV)/bin/python benchmarks/plan_rate.py
 	$(VENV)/bin/python benchmarks/enqueue_rate.py
 	$(VENV)/bin/python benchmarks/reconcile_scale.py
-	$(VENV)/bin/python benchmarks/worker_overhead.py
 	$(VENV)/bin/python benchmarks/end_to_end.py
+	$(VENV)/bin/python benchmarks/canary_drift.py
+	$(VENV)/bin/python benchmarks/worker_overhead.py
 
 lock: ## resolve requirements/*.in anew into requirements/*.lock
 	infra/lock.sh $(PYTHON)

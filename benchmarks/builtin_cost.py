@@ -33,6 +33,7 @@ from rich.table import Table
 from statetap_contract import CaptureSpec, Job, Prompt
 from statetap_local.models import wide_llama
 from statetap_local.services import LocalServer
+from statetap_worker.asking.exchange import Peer, WholeAnswer
 from statetap_worker.asking.server import Server
 from statetap_worker.proving.dump import delete_dump, map_dump
 from statetap_worker.proving.validate import prove_dump, prove_receipt
@@ -110,13 +111,13 @@ def measure(num_rounds: int, generator: random.Random) -> tuple[CaptureSpec, lis
         end.callback(service.stop)
         http = httpx.Client(base_url=service.url, timeout=300, trust_env=False)
         end.enter_context(http)
-        transport = CountingTransport()
-        server = end.enter_context(Server(service.url, transport))
+        peer = CountingPeer(service.url)
+        server = end.enter_context(Server(service.url, peer))
         spec = server.handshake().spec
         send: dict[str, Callable[[Prompt], Cost]] = {
             "bare": lambda prompt: send_bare(http, prompt),
             "built-in": lambda prompt: send_builtin(http, prompt, spec),
-            "statetap": lambda prompt: send_capture(server, transport, Path(dumps), prompt, spec),
+            "statetap": lambda prompt: send_capture(server, peer, Path(dumps), prompt, spec),
         }
         rounds = []
         for number in range(num_rounds + 1):
@@ -168,7 +169,7 @@ def send_builtin(http: httpx.Client, prompt: Prompt, spec: CaptureSpec) -> Cost:
 
 
 def send_capture(
-    server: Server, transport: "CountingTransport", dumps: Path, prompt: Prompt, spec: CaptureSpec
+    server: Server, peer: "CountingPeer", dumps: Path, prompt: Prompt, spec: CaptureSpec
 ) -> Cost:
     """Prefill whose states are dumped, mapped, proven and deleted."""
     begun = time.perf_counter()
@@ -179,7 +180,7 @@ def send_capture(
     prove_dump(map_dump(dumps, receipt), receipt, job, spec)
     delete_dump(dumps, job.key)
     done = time.perf_counter()
-    return Cost(done - begun, done - answered, transport.num_bytes)
+    return Cost(done - begun, done - answered, peer.num_bytes)
 
 
 def generate(http: httpx.Client, prompt: Prompt, options: dict[str, Any]) -> httpx.Response:
@@ -190,15 +191,17 @@ def generate(http: httpx.Client, prompt: Prompt, options: dict[str, Any]) -> htt
     return answer
 
 
-class CountingTransport(httpx.HTTPTransport):
+class CountingPeer(Peer):
     """Keeps the size of the last answer's body, in bytes."""
 
     num_bytes = 0
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = super().handle_request(request)
-        self.num_bytes = int(response.headers["Content-Length"])
-        return response
+    def exchange(
+        self, method: str, path: str, body: bytes | None, *, timeout_s: float
+    ) -> WholeAnswer:
+        answer = super().exchange(method, path, body, timeout_s=timeout_s)
+        self.num_bytes = len(answer.body)
+        return answer
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ Plain data, no Celery import. Each setting was chosen by killing real workers an
 reasons are in docs/decisions/0004-celery-settings.md.
 """
 
+import ssl
 from typing import Final
+from urllib.parse import urlsplit
 
 TASK_NAME: Final = "statetap.extract"
 
@@ -39,6 +41,11 @@ def taken_name(worker: str) -> str:
     return f"unacked.{worker}"
 
 
+def taken_index_name(taken: str) -> str:
+    """A sorted set beside that hash: when each message was taken, in seconds since 1970."""
+    return f"index.{taken}"
+
+
 def alive_name(taken: str) -> str:
     """A key that is there while the worker is at work whose hash has this name."""
     return f"alive.{taken}"
@@ -48,6 +55,7 @@ def celery_settings(broker_url: str) -> dict[str, object]:
     """Settings for ``celery.Celery(...).conf.update``."""
     return {
         "broker_url": broker_url,
+        "broker_use_ssl": _encryption(broker_url),
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
         "broker_transport_options": {
@@ -72,8 +80,13 @@ def celery_settings(broker_url: str) -> dict[str, object]:
         "worker_send_task_events": True,
         "worker_prefetch_multiplier": 1,
         "worker_proc_alive_timeout": 60,
-        "worker_soft_shutdown_timeout": 60,
-        "worker_enable_soft_shutdown_on_idle": True,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
-        "worker_hijack_root_logger": False,
     }
+
+
+def _encryption(broker_url: str) -> dict[str, object] | None:
+    """Whose certificate is asked for; by itself kombu would take any."""
+    url = urlsplit(broker_url)
+    if url.scheme != "rediss" or "ssl_cert_reqs" in url.query:
+        return None
+    return {"ssl_cert_reqs": ssl.CERT_REQUIRED}

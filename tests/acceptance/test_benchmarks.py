@@ -1,7 +1,8 @@
-"""What the benchmarks say of SGLang's own way, on a small scale."""
+"""The benchmarks that need a server, on a small scale: of times only what is far off is told."""
 
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import httpx
@@ -50,3 +51,40 @@ def test_servers_with_other_settings_are_not_compared(builtin_rows: ModuleType) 
     builtin_rows.check_settings(builtin, builtin | {"port": 2})
     with pytest.raises(SystemExit, match="chunked_prefill_size 4096, the patched one 256"):
         builtin_rows.check_settings(builtin, builtin | {"chunked_prefill_size": 256})
+
+
+def test_a_worker_takes_milliseconds_a_sample(
+    benchmark_script: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    """Answers and samples are timed, and the worker's own time is what is left of a sample."""
+    script = benchmark_script("worker_overhead")
+    (a_round,) = script.measure(num_rounds=1, num_samples=20, seed=0, folder=tmp_path)
+    assert a_round.answer_ms > 0
+    # The next message comes after the acknowledgement.
+    assert a_round.cycle_ms > a_round.message_ms > 0
+    # Seconds would be another class; on a busy machine either side may be the slower one.
+    assert abs(a_round.worker_ms) < 1000
+
+
+def test_the_whole_way_keeps_up_with_a_bare_client(
+    benchmark_script: Callable[[str], ModuleType], tiny_model: Path, tmp_path: Path
+) -> None:
+    """Far from a twentieth of its rate; the tiny model shows the cost of everything else."""
+    script = benchmark_script("end_to_end")
+    [(ours, bare)] = script.measure(
+        tiny_model, num_threads=1, num_rounds=1, num_prompts=24, seed=0, folder=tmp_path
+    )
+    assert ours / bare > 1 / 20
+
+
+def test_a_benchmark_fails_when_its_bound_is_missed(
+    benchmark_script: Callable[[str], ModuleType],
+) -> None:
+    """By the median of the rounds: one that was disturbed does not count."""
+    overhead = benchmark_script("worker_overhead")
+    rounds = [overhead.Round(message_ms, 99.0, 20.0) for message_ms in (22.0, 22.5, 90.0)]
+    assert overhead.show(rounds, seed=0) == 0
+    assert overhead.show([overhead.Round(23.5, 24.0, 20.0)], seed=0) == 1
+    end_to_end = benchmark_script("end_to_end")
+    assert end_to_end.show([(95.0, 100.0), (96.0, 100.0), (10.0, 100.0)], seed=0) == 0
+    assert end_to_end.show([(89.0, 100.0)], seed=0) == 1

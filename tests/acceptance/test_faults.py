@@ -61,16 +61,20 @@ _PATIENCE_S: Final = 150.0
 class Place:
     """A folder of runs, a worker for it, and a Redis database of its own."""
 
-    def __init__(self, folder: Path, redis_url: str, proxy: FaultyProxy) -> None:
+    def __init__(
+        self, folder: Path, local_redis: LocalRedis, database: int, proxy: FaultyProxy
+    ) -> None:
         self.runs = folder / "runs"
         self.runs.mkdir()
-        self.redis_url = redis_url
+        self._redis = local_redis
+        self._database = database
+        self.redis_url = local_redis.url_of(database)
         self.proxy = proxy
         self.log = folder / "worker.log"
         with Server(proxy.url) as client:
             self.spec: CaptureSpec = client.handshake().spec
         self._app = Celery("test")
-        self._app.conf.update(celery_settings(redis_url))
+        self._app.conf.update(celery_settings(self.redis_url))
 
     def start_worker(self, num_processes: int) -> Service:
         command = [sys.executable, "-c", _WORKER, f"--server={self.proxy.url}", "--name=w"]
@@ -81,14 +85,14 @@ class Place:
     def job(self, ids: list[int], run: str = "a-run") -> Job:
         return Job.of(run, self.spec.digest, Prompt(array("i", ids), ((0, 1),)))
 
-    def send(self, job: Job) -> None:
-        self._app.send_task(TASK_NAME, [job.to_message()], queue=queue_name(self.spec.digest))
+    def send(self, job: Job) -> str:
+        """Queues a job once more; gives the task's id, which is not its key."""
+        queue = queue_name(self.spec.digest)
+        return str(self._app.send_task(TASK_NAME, [job.to_message()], queue=queue).id)
 
     def num_messages(self) -> int:
         """Messages waiting for a worker or held by one."""
-        with self._app.connection_for_read() as connection:
-            client = connection.default_channel.client
-            return int(client.llen(queue_name(self.spec.digest)) + client.hlen("unacked"))
+        return self._redis.num_messages(queue_name(self.spec.digest), self._database)
 
     def samples(self, run: str = "a-run") -> list[tuple[str, list[int], torch.Tensor]]:
         """Key, token ids and states of all that is stored."""
@@ -139,12 +143,10 @@ def place(
 ) -> Iterator[Place]:
     """A place beside the storm, which goes on meanwhile."""
     assert storm.worker.is_running
-    url = local_redis.url.removesuffix("/0") + "/1"
-    with local_redis.client() as client:
-        client.execute_command("SELECT", 1)
+    with local_redis.client(database=1) as client:
         client.flushdb()
     with FaultyProxy(server.url, dumps) as proxy:
-        yield Place(tmp_path, url, proxy)
+        yield Place(tmp_path, local_redis, 1, proxy)
 
 
 @dataclass
@@ -171,6 +173,18 @@ class Storm:
 
         wait_until(is_over, "all prompts stored or dead")
 
+    def flower_shows(self, path: str, **query: str | int) -> dict[str, Any]:
+        """What Flower answers, which knows of every task."""
+        answer = httpx.get(
+            f"{self.flower.url}/api/{path}",
+            params=query,
+            auth=("statetap", self.flower_password),
+            timeout=30,
+        )
+        answer.raise_for_status()
+        shown: dict[str, Any] = answer.json()
+        return shown
+
 
 @pytest.fixture(scope="module")
 def storm(
@@ -188,7 +202,7 @@ def storm(
     beginning = prompts_of([40], "beginning")[0]  # that the prefix cache would have
     prompts = [beginning + ids for ids in prompts_of(lengths, "storm")]
     with FaultyProxy(server.url, dumps) as proxy:
-        place = Place(folder, local_redis.url, proxy)
+        place = Place(folder, local_redis, 0, proxy)
         jobs = dict(zip(names, map(place.job, prompts), strict=True))
         for fault in FAULTS:
             again = _LONG if fault.decision is Decision.WAIT else _FOR_EVER
@@ -336,15 +350,7 @@ def test_flower_shows_what_was_given_up(aftermath: Storm) -> None:
     letters = aftermath.place.letters()
 
     def failures() -> dict[str, Any]:
-        answer = httpx.get(
-            f"{aftermath.flower.url}/api/tasks",
-            params={"state": "FAILURE", "limit": 10_000},
-            auth=("statetap", aftermath.flower_password),
-            timeout=30,
-        )
-        answer.raise_for_status()
-        shown: dict[str, Any] = answer.json()
-        return shown
+        return aftermath.flower_shows("tasks", state="FAILURE", limit=10_000)
 
     wait_until(lambda: failures().keys() == letters.keys(), "all dead letters in Flower")
     for key, task in failures().items():
@@ -355,7 +361,13 @@ def test_a_lost_acknowledgement(aftermath: Storm) -> None:
     """The message comes again after its sample was stored: nothing is asked or stored twice."""
     place, job = aftermath.place, aftermath.jobs["none", "0"]
     wait_until(lambda: place.num_messages() == 0, "acknowledged")
-    place.send(job)
+    task_id = place.send(job)
+
+    def is_found() -> bool:
+        done = aftermath.flower_shows("tasks", state="SUCCESS", limit=10_000)
+        return task_id in done and "'is_new': False" in done[task_id]["result"]
+
+    wait_until(is_found, "found stored")
     wait_until(lambda: place.num_messages() == 0, "acknowledged again")
     assert place.proxy.asked[job.key] == 1
     assert place.stored_keys().count(job.key) == 1

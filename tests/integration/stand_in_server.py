@@ -47,6 +47,8 @@ class StandInServer:
     def __init__(self, dumps: Path) -> None:
         self.dumps = dumps
         self.spec = SPEC
+        self.host = "stand-in"
+        self.sglang_version = "0"
         #: What the model computes.
         self.states_of: Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float32]] = states_of
         #: How often each key was asked for. Canaries are counted by themselves.
@@ -82,11 +84,11 @@ class StandInServer:
         return ServerCapture(
             spec=self.spec,
             dumps=str(self.dumps),
-            host="stand-in",
+            host=self.host,
             raw_layer_ids=(0, 1),
             vocab_size=1000,
             context_length=10_000,
-            sglang_version="0",
+            sglang_version=self.sglang_version,
             patch_version="0",
             is_writer_alive=True,
             num_published=0,
@@ -117,7 +119,7 @@ class StandInServer:
             key=key,
             attempt=str(attempt),
             path=str(self.dumps / dump_name(key)),
-            host="stand-in",
+            host=self.host,
             spec_digest=self.spec.digest,
             num_tokens=len(ids),
             row_width=self.spec.row_width,
@@ -126,7 +128,7 @@ class StandInServer:
             norm=self.spec.norm,
             token_digest=Prompt(array("i", ids), ()).token_digest(),
             states_xxh3=xxhash.xxh3_64_hexdigest(states.tobytes()),
-            sglang_version="0",
+            sglang_version=self.sglang_version,
             patch_version="0",
         )
         layout = layout_of(receipt)

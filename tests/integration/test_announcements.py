@@ -15,6 +15,7 @@ import pytest
 from celery import Celery
 from statetap_contract import TASK_NAME, Job, Prompt, celery_settings, queue_name
 from statetap_contract.announcement import PLACE_FILE, read_place, speaker_key
+from statetap_contract.transport import TAKEN_PATTERN
 from statetap_local.made_runs import made_run
 from statetap_local.service import Service
 from statetap_local.services import LocalRedis
@@ -216,7 +217,9 @@ def test_a_worker_that_was_killed_and_started_again_speaks_at_once(machines: Mac
         process.kill()
     killed.wait(30)
     with machines.redis.client() as client:
-        client.delete(queue_name(SPEC.digest), "unacked", "unacked_index")
+        held = list(client.scan_iter(match=TAKEN_PATTERN, _type="hash"))
+        assert held
+        client.delete(queue_name(SPEC.digest), *held)
     lease = machines.lease("first")
     machines.workers["first"] = machines.start_worker("first")
     # The lease of the killed one would last for 20 seconds.

@@ -102,8 +102,6 @@ BAD_ENVELOPES: Final = {
     "a million retries": (message(headers__retries=1_000_000), "message-unreadable"),
     "an eta of text": (message(headers__eta="soon"), "message-unreadable"),
     "an eta of a number": (message(headers__eta=12), "message-unreadable"),
-    "an eta in a year": (message(headers__eta=in_time(365 * 86_400)), "message-foreign"),
-    "an eta at the end of time": (message(headers__eta="9999-12-31T23:59:59"), "message-foreign"),
     "expired": (message(headers__expires=in_time(-60)), "message-foreign"),
     "expires some day": (message(headers__expires="some day"), "message-foreign"),
     "time limits": (message(headers__timelimit=[0.001, 0.001]), "message-foreign"),
@@ -248,8 +246,10 @@ def test_two_messages_with_one_delivery_tag_are_two(bench: Bench) -> None:
     await_good_job(bench)
 
 
-@pytest.mark.parametrize("eta", ["0001-01-01T00:00:00+14:00", "2020-01-01T00:00:00"])
-def test_a_message_that_was_due_long_ago_is_due_now(bench: Bench, eta: str) -> None:
+@pytest.mark.parametrize(
+    "eta", ["0001-01-01T00:00:00+14:00", "2020-01-01T00:00:00", "9999-12-31T23:59:59"]
+)
+def test_a_message_with_an_impossible_time_is_due_now(bench: Bench, eta: str) -> None:
     """Also one so long ago that its time zone has no such day."""
     push(bench, [message(headers__eta=eta)])
     await_good_job(bench)

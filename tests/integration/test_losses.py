@@ -12,6 +12,7 @@ import pytest
 from statetap_contract import dump_name
 from statetap_local.service import Service
 from statetap_worker.failing.retry import MOST_LOSSES
+from statetap_worker.settings import WORKERS_FOLDER
 
 from .test_worker import Bench, assert_stored_once, job_of
 from .test_worker import bench as bench  # noqa: PLC0414  a fixture
@@ -24,6 +25,15 @@ def kill(worker: Service) -> None:
     worker.wait(30)
     _, alive = psutil.wait_procs(family[1:], 30)
     assert not alive
+
+
+def wait_until_children_know(bench: Bench) -> None:
+    """Until each child has heard that the worker is to stop: from then on it blames no prompt.
+
+    Two signals of one kind at once would be one.
+    """
+    notes = [bench.runs / WORKERS_FOLDER / f"w-{slot:02d}" for slot in range(2)]
+    bench.wait_until(lambda: not any(note.read_text().strip() for note in notes))
 
 
 def failed_tries(bench: Bench) -> list[str]:
@@ -168,6 +178,53 @@ def test_a_prompt_that_kills_its_server_becomes_a_dead_letter(bench: Bench) -> N
     assert_stored_once(bench, others)
 
 
+def test_a_stop_of_the_whole_group_is_one_of_the_worker(bench: Bench) -> None:
+    """As systemd sends it: what the server has is finished, and nothing is counted."""
+    asked, go_on = Event(), Event()
+
+    def hold(_key: str, _attempt: int) -> None:
+        if len(bench.server.asked) == 2:
+            asked.set()
+        go_on.wait(60)
+
+    bench.server.behaviour = hold
+    bench.send_jobs([10, 11])
+    assert asked.wait(60)
+    for process in (*bench.children(), psutil.Process(bench.worker.pid)):
+        process.terminate()
+    time.sleep(1)
+    go_on.set()
+    assert bench.worker.wait(30) == 0
+    assert bench.stored_keys() == set(bench.server.asked)
+    assert bench.num_messages() == 0
+    assert failed_tries(bench) == []
+
+
+def test_a_kill_after_a_stop_blames_nobody(bench: Bench) -> None:
+    """As ``docker stop`` does when a prompt takes longer than its patience."""
+    was_asked = Event()
+
+    def answer(_key: str, attempt: int) -> None:
+        was_asked.set()
+        if attempt <= MOST_LOSSES:
+            Event().wait(3)
+
+    bench.server.behaviour = answer
+    (job,) = jobs = bench.send_jobs([25])
+    for _ in range(MOST_LOSSES):
+        assert was_asked.wait(60)
+        psutil.Process(bench.worker.pid).terminate()
+        bench.worker.wait_until(lambda: len(bench.children()) == 1, 30)
+        kill(bench.worker)
+        was_asked.clear()
+        bench.worker = bench.start_worker()
+    bench.wait_until(lambda: bench.stored_keys() == {job.key} and bench.num_messages() == 0)
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
+    assert failed_tries(bench) == []
+    assert bench.dead_letters() == []
+
+
 def test_the_first_stop_finishes_what_the_server_has(bench: Bench) -> None:
     """It is stored and acknowledged; what waits in the queue stays there."""
     asked, go_on = Event(), Event()
@@ -181,7 +238,7 @@ def test_the_first_stop_finishes_what_the_server_has(bench: Bench) -> None:
     assert asked.wait(60)
     bench.wait_until(lambda: len(bench.server.asked) == 2)
     psutil.Process(bench.worker.pid).terminate()
-    time.sleep(1)
+    wait_until_children_know(bench)
     go_on.set()
     assert bench.worker.wait(30) == 0
     assert bench.stored_keys() == set(bench.server.asked)
@@ -202,7 +259,7 @@ def test_the_second_stop_gives_back_what_the_server_has(bench: Bench, how: signa
     jobs = bench.send_jobs([10, 11])
     bench.wait_until(lambda: len(bench.server.asked) == 2)
     os.kill(bench.worker.pid, how)
-    time.sleep(1)
+    wait_until_children_know(bench)
     assert bench.worker.is_running
     os.kill(bench.worker.pid, how)
     assert bench.worker.wait(30) == 0
@@ -218,15 +275,53 @@ def test_the_second_stop_gives_back_what_the_server_has(bench: Bench, how: signa
 
 
 def test_a_stop_does_not_wait_for_a_server_that_is_away(bench: Bench) -> None:
-    """The prompts that wait for it go back to the queue."""
-    bench.server.behaviour = lambda _key, _attempt: (503, {"message": "starting"})
+    """The prompts that wait for it, which they would for ten minutes, go back to the queue."""
+    bench.wait_until(lambda: len(bench.children()) == 2)
+    bench.server.server_info = be_away  # type: ignore[method-assign]
     bench.send_jobs([10] * 4)
-    bench.wait_until(lambda: len(bench.server.asked) >= 2)
-    begun = time.monotonic()
+    waiting = 'logger=statetap_worker.asking.server event="waiting for the server"'
+    bench.wait_until(lambda: bench.worker.log.read_text().count(waiting) == 2)
     psutil.Process(bench.worker.pid).terminate()
-    assert bench.worker.wait(30) == 0
-    assert time.monotonic() - begun < 20
+    assert bench.worker.wait(60) == 0
     assert bench.num_messages() == 4
+    assert failed_tries(bench) == []
+
+
+def be_away() -> dict[str, Any]:
+    raise ConnectionAbortedError("the server is away")
+
+
+def test_a_death_is_counted_once(bench: Bench) -> None:
+    """The successor of a killed process clears its note; one that is killed idle blames nobody."""
+    asked = Event()
+
+    def hold(_key: str, _attempt: int) -> None:
+        asked.set()
+        Event().wait(5)
+
+    bench.server.behaviour = hold
+    bench.send_jobs([25])
+    assert asked.wait(60)
+    with bench.redis.client() as client:
+        client.flushall()
+    for _ in range(2):
+        kill(bench.worker)
+        bench.worker = bench.start_worker()
+        bench.wait_until(lambda: len(failed_tries(bench)) >= 1)
+    # Each of two children begins one, so both of them have looked at their notes.
+    both = threading.Barrier(2)
+
+    def meet(_key: str, _attempt: int) -> None:
+        both.wait(60)
+
+    bench.server.behaviour = meet
+    jobs = [job_of(number, 30 + number) for number in range(2)]
+    for job in jobs:
+        bench.send(job.to_message())
+    bench.wait_until(lambda: len(bench.stored_keys()) == 2)
+    assert len(failed_tries(bench)) == 1
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
 
 
 def test_a_prompt_that_is_delivered_twice_is_asked_for_once(bench: Bench) -> None:

@@ -262,6 +262,23 @@ def test_a_server_of_another_spec_ends_the_worker(bench: Bench) -> None:
     assert len(bench.stored_keys()) == 1
 
 
+@pytest.mark.parametrize("what", ["host", "sglang_version"])
+def test_another_server_at_the_same_address_ends_the_worker(bench: Bench, what: str) -> None:
+    """With code 3 after the outage: its samples would be stored as the first one's."""
+
+    def be_replaced(_key: str, _attempt: int) -> tuple[int, dict[str, Any]]:
+        setattr(bench.server, what, "another")
+        return 503, {"message": "starting"}
+
+    bench.server.behaviour = be_replaced
+    bench.send_jobs([5])
+    assert bench.worker.wait(60) == 3
+    assert "kind=server-differs" in bench.worker.log.read_text()
+    assert bench.num_messages() == 1
+    assert bench.stored_keys() == set()
+    assert bench.dead_letters() == []
+
+
 def test_a_run_folder_that_cannot_be_made_stops_the_worker(bench: Bench) -> None:
     """No message is acknowledged for it."""
     (bench.runs / RUN).write_text("in the way")

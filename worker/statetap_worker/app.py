@@ -29,7 +29,6 @@ from statetap_contract import (
     queue_name,
 )
 
-from statetap_worker.failing.lifeline import die_with
 from statetap_worker.failing.recall import pass_on
 from statetap_worker.measuring.scrape_point import ScrapePoint
 from statetap_worker.place import place_of
@@ -113,7 +112,11 @@ class WorkerShell:
 
     def _open_process(self, **_: Any) -> None:
         try:
-            die_with(self._parent_pid)
+            # Who signals the whole group shall not end what the parent says is to be finished.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            # Celery has the kernel kill a child with its parent, which may have ended before that.
+            if os.getppid() != self._parent_pid:
+                os.kill(os.getpid(), signal.SIGKILL)
             slot = billiard.current_process().index
             self._process = WorkerProcess(
                 self._settings, self._capture, self._worker_id, slot, self._point
@@ -174,8 +177,9 @@ class _Extraction(Task):  # type: ignore[misc]  # Celery has no types
 
 
 def _heed_interrupts(**_: Any) -> None:
-    """Ctrl-C is SIGTERM; the second one would make Celery cancel tasks by its own rules."""
-    signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))
+    """Ctrl-C and SIGQUIT are SIGTERM; Celery would cancel tasks by its own rules for them."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.getsignal(signal.SIGTERM))
 
 
 def _worker_id(settings: WorkerSettings) -> str:

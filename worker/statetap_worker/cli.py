@@ -27,6 +27,23 @@ _ADDRESS: Final = re.compile(
     r"(?:(?:\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):)?(?P<port>[0-9]{1,5})"
 )
 
+_EPILOG: Final = """\
+It waits for its server, takes prompts of that server's capture spec until it
+is told to stop, and tries again or puts back what fails. The first SIGTERM
+finishes what the server has, a second one gives it back.
+
+example:
+  export STATETAP_REDIS=redis://:PASSWORD@127.0.0.1:6379/0
+  statetap-worker --dumps /dev/shm/dumps --runs /data/runs --processes 16
+
+exit codes:
+  0  it was told to stop
+  2  wrong use
+  3  something is missing or broken; the last line says what, or once it works
+     the line with level=critical, and docs/faults.md what to do
+
+docs/runbook.md says how to run, watch and stop it."""
+
 #: Seconds to wait for a server that is still loading its model.
 _SERVER_WAIT_S: Final = 600.0
 
@@ -104,7 +121,9 @@ def _metrics_address(text: str | None) -> tuple[str, int] | None:
 def _is_server_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        # A worker stands on its server's host, where nothing is encrypted.
+        is_plain = parts.scheme == "http" and parts.username is None
+        return is_plain and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
 
@@ -142,31 +161,41 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="statetap-worker",
         description="Extract queued prompts through one SGLang server into HDF5 shards.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--server", default="http://127.0.0.1:30000", metavar="URL", help="its server (%(default)s)"
+        "--server",
+        default="http://127.0.0.1:30000",
+        metavar="URL",
+        help="the SGLang server that it extracts through, on this host (%(default)s)",
     )
     parser.add_argument(
         "--redis",
         # A password on a command line can be read by everyone on the host.
         default=os.environ.get("STATETAP_REDIS"),
         metavar="URL",
-        help="Redis of the queue (environment: STATETAP_REDIS)",
+        help="the Redis that holds the queue (environment: STATETAP_REDIS)",
     )
     parser.add_argument(
-        "--dumps", type=Path, required=True, metavar="DIR", help="the server's dump folder"
+        "--dumps", type=Path, required=True, metavar="DIR", help="the server's folder of dumps"
     )
     parser.add_argument(
-        "--runs", type=Path, required=True, metavar="DIR", help="folder that holds the runs"
+        "--runs", type=Path, required=True, metavar="DIR", help="the folder in which runs lie"
     )
     parser.add_argument(
         "--name",
         default=socket.gethostname().split(".")[0][:32],
-        help="stable name, unique among the workers of --runs (%(default)s)",
+        help="no other worker of --runs has it, and it stays the same across restarts: shards, "
+        "notes and held messages go by it (%(default)s)",
     )
     parser.add_argument(
-        "--processes", type=int, default=8, metavar="N", help="prompts in flight (%(default)s)"
+        "--processes",
+        type=int,
+        default=8,
+        metavar="N",
+        help="prompts in flight, with a child and a shard for each (%(default)s)",
     )
     parser.add_argument(
         "--shard-gib",

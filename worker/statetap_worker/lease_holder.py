@@ -9,6 +9,7 @@ class LeaseHolder:
     """A worker by its name and host, and one process of it."""
 
     worker: str
+    #: With its namespace of pids: containers may share a host's name and not see one another.
     host: str
     pid: int
     #: When that process began, in ticks since the host did: pids are used again.
@@ -17,7 +18,7 @@ class LeaseHolder:
     @classmethod
     def of(cls, worker: str, host: str, pid: int) -> "LeaseHolder":
         """A process on this host."""
-        return cls(worker, host, pid, _started(pid))
+        return cls(worker, f"{host}/{_pid_namespace()}", pid, _started(pid))
 
     def encode(self) -> bytes:
         """The value of the lease."""
@@ -39,6 +40,10 @@ class LeaseHolder:
             return False
         pid, started = numbers
         return pid.isdecimal() and _started(int(pid)) != started
+
+
+def _pid_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _started(pid: int) -> str:

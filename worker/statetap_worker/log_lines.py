@@ -2,8 +2,8 @@
 
 Celery's records, those of other libraries, warnings and tracebacks come out as our own do::
 
-    time=2026-03-01T12:00:00.123Z level=warning process=w-00 logger=statetap_worker.app
-    event="attempt failed" key=5f0c… kind=dump-checksum
+    time=2026-03-01T12:00:00.123Z level=warning process=w-00 logger=statetap_worker.work
+    event="trying again" key=5f0c… kind=dump-checksum
 
 (here in two lines). Text from outside may hold anything and cannot forge a line: a value that is no
 plain word is a JSON string in ASCII.

@@ -11,8 +11,8 @@ from statetap_store import ShardSet
 
 from statetap_worker.asking.server import Server
 from statetap_worker.failing.recall import Recall, Urgency
-from statetap_worker.proving.dump import Dump, delete_dump, map_dump
-from statetap_worker.proving.validate import prove_dump, prove_origin, prove_receipt
+from statetap_worker.proving.dump import Dump, delete_dump
+from statetap_worker.proving.validate import proven_dump
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,7 @@ class Pipeline:
     def _prove(self, receipt: Receipt, job: Job) -> Dump:
         """The dump, proven; one that fails is deleted, or the retry would be given it again."""
         try:
-            prove_receipt(receipt, job, self.capture.spec)
-            prove_origin(receipt, self.capture)
-            dump = map_dump(self.dumps, receipt)
-            prove_dump(dump, receipt, job, self.capture.spec)
+            return proven_dump(self.dumps, receipt, job, self.capture)
         except MismatchError:
             delete_dump(self.dumps, job.key)
             raise
-        return dump

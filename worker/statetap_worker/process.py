@@ -71,8 +71,10 @@ class WorkerProcess:
         host = socket.gethostname()
         folder = settings.runs / WORKERS_FOLDER
         self._in_hand = InHand(folder / self._slot_name)
-        self._company = Company(folder / _server_name(host, settings.server_url))
-        self._recall = Recall()
+        self._company = Company(folder / _server_name(capture))
+        # A worker that was told to stop may be killed while its server is still at a prompt, which
+        # is not to blame for that.
+        self._recall = Recall(self._in_hand.clear)
         counted_in = None if point is None else point.folder
         self.metrics = Metrics(counted_in, f"{slot:02d}", capture.spec.row_bytes)
         holder = LeaseHolder.of(settings.name, host, os.getpid())
@@ -81,7 +83,8 @@ class WorkerProcess:
             self._server, capture, settings.dumps, self._shards_of, self._recall
         )
         if (left := self._in_hand.left) is not None:
-            self._tries_of(left.run).add(left.key, left.attempt, WORKER_LOST)
+            if (settings.runs / left.run).is_dir():
+                self._tries_of(left.run).add(left.key, left.attempt, WORKER_LOST)
             # If it was stored, and its message lost, nobody comes for the dump any more.
             delete_dump(settings.dumps, left.key)
             self._in_hand.clear()
@@ -122,6 +125,7 @@ class WorkerProcess:
                 self._shake_hands()
             stack.enter_context(self._in_hand.holding(job))
             stack.enter_context(self.metrics.in_flight())
+            asked_s = time.monotonic()
             try:
                 outcome = self._pipeline.extract(job)
             except MismatchError:
@@ -129,16 +133,21 @@ class WorkerProcess:
                 self._known_until_s = 0.0
                 raise
         if outcome.is_new:
-            self._known_until_s = time.monotonic() + _SHORTEST_RESTART_S
+            answered_s = asked_s + outcome.server_ms / 1000
+            self._known_until_s = answered_s + _SHORTEST_RESTART_S
         return outcome
+
+    def is_stored(self, job: Job) -> bool:
+        """See ``Pipeline.is_stored``."""
+        return self._pipeline.is_stored(job)
 
     def tried_before(self, job: Job) -> TriedBefore:
         """The failed tries of a job's sample."""
         return self._tries_of(job.run).of(job.key, job.attempt)
 
-    def note_failure(self, job: Job, error: StatetapError) -> None:
+    def note_failure(self, job: Job, kind: str) -> None:
         """Counts a failed try. Raises OSError when that cannot be done."""
-        self._tries_of(job.run).add(job.key, job.attempt, error.kind)
+        self._tries_of(job.run).add(job.key, job.attempt, kind)
 
     def wait_for_server(self, at_least_s: float) -> None:
         """Waits until the server is ready again.
@@ -244,6 +253,7 @@ class WorkerProcess:
         return self._shards[run]
 
 
-def _server_name(host: str, url: str) -> str:
-    """For a file that all processes share which ask this server, whatever their workers' names."""
-    return f"{host}-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}"
+def _server_name(capture: ServerCapture) -> str:
+    """For a file that all processes share which ask this server, however they call it."""
+    name = f"{capture.host} {capture.dumps}".encode()
+    return f"server-{hashlib.blake2b(name, digest_size=8).hexdigest()}"

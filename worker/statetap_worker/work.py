@@ -7,7 +7,7 @@ from statetap_contract import Job, StatetapError, StopError
 
 from statetap_worker.failing.recall import Recalled
 from statetap_worker.failing.retry import Again, GiveUp, WaitForServer, counts, deadly_error, decide
-from statetap_worker.failing.tries import TriedBefore
+from statetap_worker.failing.tries import WORKER_LOST, TriedBefore
 from statetap_worker.process import WorkerProcess
 
 logger = structlog.get_logger(__name__)
@@ -74,17 +74,27 @@ def _worked_off(process: WorkerProcess, message: object, num_retries: int) -> En
     before = TriedBefore(num_retries)
     try:
         job = Job.from_message(message)
-        before = process.tried_before(job)
+        noted = process.tried_before(job)
         # Processes on other disks have noted their tries there, and counted on the message.
-        before = replace(before, num_failed=max(before.num_failed, num_retries))
-        if deadly := deadly_error(before):
+        before = replace(noted, num_failed=max(noted.num_failed, num_retries))
+        deadly = deadly_error(before)
+        if deadly is not None and not process.is_stored(job):
             process.give_up(job.run, job.key, deadly, before.num_failed)
             return Dead(deadly)
-        outcome = process.extract(job, is_suspect=bool(before.losses))
+        # What another disk says of its tries is not known here: they may have been losses.
+        is_suspect = bool(before.losses) or before.num_failed > noted.num_failed
+        outcome = process.extract(job, is_suspect=is_suspect)
     except StatetapError as error:
         if job is not None and counts(error):
-            process.note_failure(job, error)
+            process.note_failure(job, error.kind)
         return _carried_out(process, message, before, error)
+    except OSError:  # a disk of this worker's
+        raise
+    except Exception:
+        # It ends this worker, and would end the next one: that is a loss like any other.
+        if job is not None:
+            process.note_failure(job, WORKER_LOST)
+        raise
     process.metrics.stored(outcome)
     result = outcome.to_json() | {"attempt": before.num_failed + 1}
     logger.info("stored" if outcome.is_new else "stored already", **result)
@@ -103,10 +113,18 @@ def _carried_out(
             process.metrics.waited(error.kind)
             logger.warning("waiting for the server", key=key, kind=error.kind, why=str(error))
             process.wait_for_server(wait_s)
-            return PutBack(str(error))
+            # What counts goes along with the message, for workers on other disks.
+            return TryAgain(error, 0.0) if counts(error) else PutBack(str(error))
         case Again(wait_s=wait_s):
             process.metrics.retried(error.kind)
-            logger.warning("trying again", key=key, kind=error.kind, why=str(error), wait_s=wait_s)
+            logger.warning(
+                "trying again",
+                key=key,
+                attempt=before.num_failed + 2,
+                kind=error.kind,
+                why=str(error),
+                wait_s=wait_s,
+            )
             return TryAgain(error, wait_s)
     return _stopped(error)
 

@@ -34,7 +34,15 @@ def name_taken(folder: Path, name: str) -> Iterator[None]:
             "folder-unwritable", f"cannot write {path} ({error.strerror}); check the disk"
         ) from error
     try:
-        if not _is_locked_in_time(fd):
+        try:
+            is_ours = _is_locked_in_time(fd)
+        except OSError as error:
+            raise MissingError(
+                "no-locks",
+                f"{folder.parent} is on a file system without locks ({error.strerror}); put runs "
+                "on another one, or mount it with locks",
+            ) from error
+        if not is_ours:
             raise MissingError(
                 "name-taken",
                 f"another worker {name!r} is at work in {folder.parent}; give each worker of a "

@@ -47,7 +47,7 @@ class LocalRedis(Service):
     def __init__(self, folder: Path, log: Path, password: str) -> None:
         self.port = free_port()
         self.password = password
-        self.url = f"redis://:{password}@127.0.0.1:{self.port}/0"
+        self.url = self.url_of(0)
         folder.mkdir(parents=True, exist_ok=True)
         conf = folder / "redis.conf"
         conf.touch(mode=0o600)  # it holds the password, which a command line would show
@@ -57,13 +57,17 @@ class LocalRedis(Service):
         super().__init__("Redis", [str(redis_program()), str(conf)], log)
         self.wait_until(self.is_ready, _START_S["redis"])
 
-    def client(self) -> redis.Redis:
-        """A connection to it."""
-        return redis.Redis.from_url(self.url, socket_timeout=5)
+    def url_of(self, database: int) -> str:
+        """Address of one of its databases."""
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/{database}"
 
-    def num_messages(self, queue: str) -> int:
+    def client(self, database: int = 0) -> redis.Redis:
+        """A connection to it."""
+        return redis.Redis.from_url(self.url_of(database), socket_timeout=5)
+
+    def num_messages(self, queue: str, database: int = 0) -> int:
         """Messages of a queue that wait, and those that workers took, dead or alive."""
-        with self.client() as client:
+        with self.client(database) as client:
             names = list(client.scan_iter(match=TAKEN_PATTERN, count=1000, _type="hash"))
             return sum((client.llen(queue), *map(client.hlen, names)))
 

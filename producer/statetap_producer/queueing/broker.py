@@ -9,7 +9,10 @@ from urllib.parse import urlsplit
 import redis
 from redis.exceptions import NoPermissionError
 from statetap_contract import MissingError, UsageError
-from statetap_contract.transport import TAKEN_PATTERN, alive_name
+from statetap_contract.transport import TAKEN_PATTERN, alive_name, taken_index_name
+
+#: Seconds after which a worker that gave no sign of life is not waited for.
+_LOST_S: Final = 86_400
 
 #: Seconds to wait for a connection before Redis counts as unreachable.
 _CONNECT_S: Final = 3.0
@@ -99,8 +102,29 @@ class Broker:
         What a worker held that is gone comes back when it is started again, if it ever is.
         """
         with self.asking():
-            names = list(self.client.scan_iter(match=TAKEN_PATTERN, count=1000, _type="hash"))
+            names = self._taken_names()
             return [name for name in names if self.client.exists(alive_name(name.decode()))]
+
+    def forget_lost_workers(self) -> None:
+        """Deletes what workers hold that were last at work a day ago or more.
+
+        Their samples are known to be missing without it, and one that comes back under its name
+        finds nothing to give back. Containers may have another name each time.
+        """
+        with self.asking():
+            seconds, _ = self.client.time()
+            for name in self._taken_names():
+                index = taken_index_name(name.decode())
+                newest = cast(
+                    list[tuple[bytes, float]],
+                    self.client.zrange(index, 0, 0, desc=True, withscores=True),
+                )
+                is_old = not newest or newest[0][1] < seconds - _LOST_S
+                if is_old and not self.client.exists(alive_name(name.decode())):
+                    self.client.delete(name, index)
+
+    def _taken_names(self) -> list[bytes]:
+        return list(self.client.scan_iter(match=TAKEN_PATTERN, count=1000, _type="hash"))
 
     def memory(self) -> RedisMemory:
         """Memory that Redis has in use, and its limit."""

@@ -57,6 +57,7 @@ def reconcile(
     spec_digest = run.read_record().inputs.spec.digest
     with Broker(redis_url) as broker, QueueLease(broker, spec_digest, run.name) as lease:
         state = RunState(run, broker)
+        broker.forget_lost_workers()
         state.give_up(without)
         if state.missing:
             state.wait_for_announcements()

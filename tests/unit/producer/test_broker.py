@@ -1,7 +1,10 @@
 """The producer's view of Redis, against a real one."""
 
+import time
+
 import pytest
 from statetap_contract import StatetapError
+from statetap_contract.transport import alive_name, taken_index_name, taken_name
 from statetap_local.services import LocalRedis
 from statetap_producer.queueing.broker import Broker
 
@@ -34,6 +37,26 @@ def test_memory_is_what_redis_says(redis_server: LocalRedis) -> None:
             assert broker.memory().limit_bytes == 50_000_000
         finally:
             client.config_set("maxmemory", 0)
+
+
+def test_what_lost_workers_held_is_forgotten(redis_server: LocalRedis) -> None:
+    """After a day; what a worker at work holds stays however long it has held it."""
+    now = time.time()
+    with Broker(redis_server.url) as broker, redis_server.client() as client:
+        for name, age_s, is_alive in (
+            ("lost", 90_000, False),
+            ("gone", 3_600, False),
+            ("busy", 90_000, True),
+        ):
+            client.hset(taken_name(name), mapping={"old": "x", "new": "y"})
+            client.zadd(taken_index_name(taken_name(name)), {"old": 1, "new": now - age_s})
+            if is_alive:
+                client.set(alive_name(taken_name(name)), "")
+        broker.forget_lost_workers()
+        assert not client.exists(taken_name("lost"), taken_index_name(taken_name("lost")))
+        assert client.hlen(taken_name("gone")) == client.hlen(taken_name("busy")) == 2
+        assert broker.taken_hashes() == [taken_name("busy").encode()]
+        assert broker.num_taken() == 2
 
 
 def test_another_program_in_the_same_database_is_named(redis_server: LocalRedis) -> None:

@@ -451,7 +451,11 @@ def test_the_lease_of_a_killed_process_of_the_same_worker_is_taken_over(
     look_twice(announcer)
     # This process runs, and is not the announcer's parent.
     fields = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()
-    held = lease.format(host=socket.gethostname(), pid=os.getpid(), started=fields[19])
+    held = lease.format(
+        host=f"{socket.gethostname()}/{Path('/proc/self/ns/pid').stat().st_ino}",
+        pid=os.getpid(),
+        started=fields[19],
+    )
     disk.client.set(speaker_key(disk.place()), held, ex=20)
     announcer.look()
     value = cast(bytes, disk.client.get(speaker_key(disk.place()))).decode()

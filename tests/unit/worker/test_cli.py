@@ -36,6 +36,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             "localhost:30000",
         ),
         (["--dumps=.", "--runs=.", "--redis=redis://x", "--server=http://["], 2, "http://["),
+        (["--dumps=.", "--runs=.", "--redis=redis://x", "--server=https://x"], 2, "https://x"),
+        (["--dumps=.", "--runs=.", "--redis=redis://x", "--server=http://u@x"], 2, "http://u@x"),
     ],
 )
 def test_mistakes_get_a_sentence(arguments: list[str], code: int, reason: str) -> None:

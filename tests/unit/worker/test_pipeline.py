@@ -1,10 +1,10 @@
 """From a job to a stored sample, with a stand-in server and real shards."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 from statetap_contract import (
     FIELD,
@@ -13,13 +13,28 @@ from statetap_contract import (
     StopError,
 )
 from statetap_store import Provenance, RunScanner, ShardReader, ShardSet
+from statetap_worker.asking.exchange import Peer, WholeAnswer
 from statetap_worker.asking.server import Server
 from statetap_worker.failing.recall import Recall
 from statetap_worker.pipeline import Pipeline
 
 from .conftest import CAPTURE, JOB, SPEC, DumpBuilder, good_states
 
-RECALL = Recall()
+RECALL = Recall(lambda: None)
+
+
+class FakePeer(Peer):
+    """Gives the same kind of answer to whatever it is asked."""
+
+    def __init__(self, respond: Callable[[], WholeAnswer]) -> None:
+        super().__init__("http://s")
+        self.respond = respond
+
+    def exchange(
+        self, method: str, path: str, body: bytes | None, *, timeout_s: float
+    ) -> WholeAnswer:
+        del method, path, body, timeout_s
+        return self.respond()
 
 
 class Bench:
@@ -37,11 +52,12 @@ class Bench:
             Provenance("a-run", "w-00", "h", "0.5.23", "0.1.0", (0, 2)),
         )
 
-        def respond(_request: httpx.Request) -> httpx.Response:
+        def respond() -> WholeAnswer:
             self.num_asked += 1
-            return httpx.Response(200, json={"meta_info": {FIELD: [answer().to_json()]}})
+            body = json.dumps({"meta_info": {FIELD: [answer().to_json()]}})
+            return WholeAnswer(200, body.encode())
 
-        server = Server("http://s", httpx.MockTransport(respond))
+        server = Server("http://s", FakePeer(respond))
         self.pipeline = Pipeline(server, CAPTURE, dumps.folder, lambda _run: self.shards, RECALL)
 
     def num_stored(self) -> int:

@@ -9,6 +9,7 @@ import pytest
 import redis
 from celery import Celery
 from statetap_contract import celery_settings
+from statetap_local.services import LocalRedis
 from statetap_worker.queueing.queue_channel import QueueChannel, QueueTransport, guarded
 
 
@@ -56,3 +57,25 @@ def test_a_channel_without_connection_fails_as_one_that_was_lost() -> None:
     with pytest.raises(redis.ConnectionError):
         channel._connparams()
     channel.closed = True  # nothing of it is to be closed at the end
+
+
+def test_short_commands_have_one_client(
+    transports: dict[Any, Any], local_redis: LocalRedis, tmp_path: Path
+) -> None:
+    """It outlives a lost connection; a pool that was closed and replaced has another."""
+    assert transports == {}
+    with Celery("test") as app:
+        app.conf.update(guarded(celery_settings(local_redis.url), tmp_path / "ledger.jsonl"))
+        with app.connection_for_read() as connection:
+            channel = connection.channel()
+            with channel.conn_or_acquire() as first, channel.conn_or_acquire() as second:
+                assert first is second
+            assert first is not channel.client  # which waits for messages
+            with local_redis.client() as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+            assert first.ping()
+            channel._disconnect_pools()
+            with channel.conn_or_acquire() as third:
+                assert third is not first
+                assert third.ping()
+            channel.close()

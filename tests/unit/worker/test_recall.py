@@ -7,13 +7,17 @@ import pytest
 from statetap_worker.failing.recall import Recall, Recalled, Urgency, pass_on
 
 
+def nothing() -> None:
+    pass
+
+
 def stop() -> None:
     os.kill(os.getpid(), signal.SIGUSR2)
 
 
 def test_the_first_stop_ends_a_wait() -> None:
     """And every wait that would begin afterwards."""
-    recall = Recall()
+    recall = Recall(nothing)
     with pytest.raises(Recalled), recall.interrupts(Urgency.WAITING):
         stop()
     with pytest.raises(Recalled), recall.interrupts(Urgency.WAITING):
@@ -22,7 +26,7 @@ def test_the_first_stop_ends_a_wait() -> None:
 
 def test_a_request_is_interrupted_by_the_second_stop_alone() -> None:
     """What the server has is finished after the first one."""
-    recall = Recall()
+    recall = Recall(nothing)
     with recall.interrupts(Urgency.ASKING):
         stop()
     with pytest.raises(Recalled), recall.interrupts(Urgency.ASKING):
@@ -31,11 +35,20 @@ def test_a_request_is_interrupted_by_the_second_stop_alone() -> None:
 
 def test_nothing_else_is_interrupted() -> None:
     """What is being stored becomes durable, however often the worker is told to stop."""
-    recall = Recall()
+    recall = Recall(nothing)
     for _ in range(5):
         stop()
     with pytest.raises(Recalled), recall.interrupts(Urgency.ASKING):
         pytest.fail("a request began")
+
+
+def test_whoever_asks_is_told_of_each_stop() -> None:
+    """Also while nothing may be interrupted."""
+    told: list[int] = []
+    Recall(lambda: told.append(1))
+    stop()
+    stop()
+    assert told == [1, 1]
 
 
 def test_a_child_that_is_gone_is_no_error() -> None:

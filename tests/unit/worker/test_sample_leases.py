@@ -1,10 +1,12 @@
 """Leases of samples, in a real Redis."""
 
 import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from statetap_local.services import LocalRedis
@@ -13,7 +15,7 @@ from statetap_worker.failing.sample_leases import SampleLeases, lease_key
 from statetap_worker.lease_holder import LeaseHolder
 
 KEY = "ab" * 16
-HOST = socket.gethostname()
+HOST = f"{socket.gethostname()}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def never() -> bool:
@@ -24,7 +26,7 @@ def never() -> bool:
 def leases(local_redis: LocalRedis) -> Iterator[SampleLeases]:
     with local_redis.client() as client:
         client.flushall()
-    leases = SampleLeases(local_redis.url, LeaseHolder.of("w", HOST, os.getpid()))
+    leases = SampleLeases(local_redis.url, LeaseHolder.of("w", socket.gethostname(), os.getpid()))
     yield leases
     leases.close()
 
@@ -80,10 +82,61 @@ def test_without_redis_work_goes_on(
 ) -> None:
     """Leases are advice."""
     monkeypatch.setattr(sample_leases, "_REDIS_TIMEOUT_S", 0.2)
-    gone = SampleLeases("redis://127.0.0.1:1/0", LeaseHolder.of("w", HOST, os.getpid()))
+    gone = SampleLeases(
+        "redis://127.0.0.1:1/0", LeaseHolder.of("w", socket.gethostname(), os.getpid())
+    )
     is_done = False
     with gone.held(KEY, never):
         is_done = True
     assert is_done
     with local_redis.client() as client, leases.held(KEY, never):
         client.flushall()
+
+
+def test_a_lost_connection_is_made_again(leases: SampleLeases, local_redis: LocalRedis) -> None:
+    """Redis closes it for good; the next lease but one is held at the latest."""
+    with local_redis.client() as client:
+        with leases.held(KEY, never):
+            pass
+        client.client_kill_filter(_type="normal", skipme=True)
+        with leases.held(KEY, never):
+            pass
+        with leases.held(KEY, never):
+            assert client.exists(lease_key(KEY))
+        assert not client.exists(lease_key(KEY))
+
+
+def test_an_interrupted_question_leaves_no_answer_behind(
+    leases: SampleLeases, local_redis: LocalRedis
+) -> None:
+    """It would be taken for that of the next one."""
+
+    class Stopped(BaseException):
+        pass
+
+    def stop(_number: int, _frame: object) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGUSR2, stop)
+    try:
+        with local_redis.client() as client:
+            with leases.held(KEY, never):
+                pass
+            client.client_pause(700, all=True)
+            threading.Timer(
+                0.2, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR2]
+            ).start()
+            with pytest.raises(Stopped), leases.held(KEY, never):
+                pass
+            client.set(lease_key("cd" * 16), "w@elsewhere:1:1")
+            looks = []
+
+            def is_stored() -> bool:
+                looks.append(1)
+                return True
+
+            with leases.held("cd" * 16, is_stored):
+                assert client.get(lease_key("cd" * 16)) == b"w@elsewhere:1:1"
+            assert looks
+    finally:
+        signal.signal(signal.SIGUSR2, before)

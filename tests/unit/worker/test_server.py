@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import httpx
 import pytest
 from statetap_contract import (
     FIELD,
@@ -13,6 +12,13 @@ from statetap_contract import (
     StatetapError,
     StopError,
     TransientError,
+)
+from statetap_worker.asking.exchange import (
+    BrokenOffError,
+    LateError,
+    Peer,
+    UnreachableError,
+    WholeAnswer,
 )
 from statetap_worker.asking.server import Server
 
@@ -33,42 +39,51 @@ INFO = {
     "num_hook_errors": 0,
 }
 
-#: How the server answers a handshake.
-WELL = httpx.Response(200, json={"internal_states": [{FIELD: INFO}]})
-
-Reply = httpx.Response | Exception
+Reply = WholeAnswer | Exception
 
 
-def reply(status: int, body: Any, headers: dict[str, bytes] | None = None) -> httpx.Response:
+def reply(status: int, body: Any, retry_after: str = "") -> WholeAnswer:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    raw_headers = {name.encode(): value for name, value in (headers or {}).items()}
-    return httpx.Response(status, content=content, headers=raw_headers)
+    return WholeAnswer(status, content, retry_after)
 
 
-def server_that(*, says: Reply = WELL, answers: Reply = WELL) -> Server:
-    """A server that gives one reply to a handshake and one to a prompt."""
+#: How the server answers a handshake.
+WELL = reply(200, {"internal_states": [{FIELD: INFO}]})
 
-    def handle(request: httpx.Request) -> httpx.Response:
-        chosen = says if request.url.path == "/server_info" else answers
+
+class FakePeer(Peer):
+    """Gives one reply to a handshake and one to a prompt; keeps what it was asked."""
+
+    def __init__(self, says: Reply, answers: Reply) -> None:
+        super().__init__("http://s")
+        self.replies = {"/server_info": says, "/generate": answers}
+        self.seen: list[tuple[str, str, bytes | None]] = []
+
+    def exchange(
+        self, method: str, path: str, body: bytes | None, *, timeout_s: float
+    ) -> WholeAnswer:
+        assert timeout_s > 0
+        self.seen.append((method, path, body))
+        chosen = self.replies[path]
         if isinstance(chosen, Exception):
             raise chosen
         return chosen
 
-    return Server("http://s", httpx.MockTransport(handle))
+
+def server_that(*, says: Reply = WELL, answers: Reply = WELL) -> Server:
+    """A server that gives one reply to a handshake and one to a prompt."""
+    return Server("http://s", FakePeer(says, answers))
 
 
 def test_the_request_is_the_documented_one(dumps: DumpBuilder) -> None:
     """The sample key is the request id, and the prompt goes as ids."""
-    seen: list[httpx.Request] = []
     receipt = dumps.write()
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(200, json={"meta_info": {FIELD: [receipt.to_json()]}})
-
-    assert Server("http://s", httpx.MockTransport(answer)).capture(JOB) == receipt
-    body = json.loads(seen[0].content)
-    assert (seen[0].method, seen[0].url.path) == ("POST", "/generate")
+    peer = FakePeer(WELL, reply(200, {"meta_info": {FIELD: [receipt.to_json()]}}))
+    assert Server("http://s", peer).capture(JOB) == receipt
+    ((method, path, content),) = peer.seen
+    assert (method, path) == ("POST", "/generate")
+    assert content is not None
+    body = json.loads(content)
     assert body["rid"] == JOB.key
     assert body["input_ids"] == [5, 6, 7, 8, 9]
     assert body["sampling_params"]["custom_params"] == {
@@ -106,12 +121,10 @@ def test_the_request_is_the_documented_one(dumps: DumpBuilder) -> None:
         (reply(200, {"meta_info": {FIELD: []}}), MismatchError, "receipt-unreadable"),
         (reply(200, {"meta_info": {FIELD: [{}]}}), MismatchError, "receipt-unreadable"),
         (reply(200, {"meta_info": {FIELD: [{}, {}]}}), MismatchError, "receipt-unreadable"),
-        (reply(200, bytes(20_000_000)), MismatchError, "answer-too-long"),
-        (httpx.ConnectError("refused"), TransientError, "server-unreachable"),
-        (httpx.ConnectTimeout("no host"), TransientError, "server-unreachable"),
-        (httpx.ReadError("reset"), TransientError, "answer-lost"),
-        (httpx.RemoteProtocolError("half a body"), TransientError, "answer-lost"),
-        (httpx.ReadTimeout("late"), TransientError, "server-timeout"),
+        (MismatchError("answer-too-long", "m"), MismatchError, "answer-too-long"),
+        (UnreachableError("refused"), TransientError, "server-unreachable"),
+        (BrokenOffError("half a body"), TransientError, "answer-lost"),
+        (LateError("late"), TransientError, "server-timeout"),
     ],
 )
 def test_failures_have_their_kinds(answer: Reply, error: type[StatetapError], kind: str) -> None:
@@ -121,14 +134,14 @@ def test_failures_have_their_kinds(answer: Reply, error: type[StatetapError], ki
     assert caught.value.kind == kind
 
 
-@pytest.mark.parametrize("says", [reply(503, b""), httpx.ConnectError("refused")])
+@pytest.mark.parametrize("says", [reply(503, b""), UnreachableError("refused")])
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (httpx.ReadError("reset"), "server-lost"),
-        (httpx.ReadTimeout("late"), "server-lost"),
+        (BrokenOffError("reset"), "server-lost"),
+        (LateError("late"), "server-lost"),
         (reply(500, b""), "server-lost"),
-        (reply(502, b""), "server-unreachable"),
+        (reply(502, b""), "server-lost"),
         (reply(400, b""), "server-unreachable"),
         (reply(503, b""), "server-busy"),
     ],
@@ -166,12 +179,12 @@ def test_the_servers_reason_reaches_the_ledger() -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(b"7", 7.0), (b"Wed, 21 Oct 2026 07:28:00 GMT", None), (b"\xb2", None), (b"-1", None)],
+    [("7", 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("\xb2", None), ("-1", None)],
 )
-def test_retry_after_is_kept(value: bytes, expected: float | None) -> None:
+def test_retry_after_is_kept(value: str, expected: float | None) -> None:
     """Seconds are honoured, the date form is not understood, nor are digits that are no number."""
     with pytest.raises(TransientError) as caught:
-        server_that(answers=reply(503, {}, {"Retry-After": value})).capture(JOB)
+        server_that(answers=reply(503, {}, value)).capture(JOB)
     assert caught.value.retry_after_s == expected
 
 
@@ -208,8 +221,8 @@ def test_the_handshake_gives_the_spec() -> None:
         (reply(401, b""), "server-not-ready"),
         (reply(200, b"<html>"), "server-unreachable"),
         (reply(200, b"[" * 100_000), "server-unreachable"),
-        (reply(200, bytes(20_000_000)), "server-unreachable"),
-        (httpx.ConnectError("refused"), "server-unreachable"),
+        (MismatchError("answer-too-long", "m"), "server-unreachable"),
+        (UnreachableError("refused"), "server-unreachable"),
     ],
 )
 def test_a_failed_handshake_has_its_kind(says: Reply, kind: str) -> None:
@@ -228,4 +241,4 @@ def test_waiting_ends_at_once_where_time_does_not_help() -> None:
 def test_waiting_ends_when_the_time_is_up() -> None:
     """A server that never comes is an error in the end."""
     with pytest.raises(MissingError, match="no SGLang server"):
-        server_that(says=httpx.ConnectError("refused")).wait_until_ready(-1)
+        server_that(says=UnreachableError("refused")).wait_until_ready(-1)

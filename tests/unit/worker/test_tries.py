@@ -1,5 +1,6 @@
 """Failed tries, counted on disk."""
 
+import shutil
 from pathlib import Path
 
 from statetap_worker.failing.tries import TriedBefore, Tries
@@ -27,3 +28,19 @@ def test_tries_outlive_their_process(tmp_path: Path) -> None:
     again = Tries(tmp_path, "w-00", "http://s")
     again.add("a" * 32, 1, "dump-cut")
     assert again.of("a" * 32, 1) == TriedBefore(2)
+
+
+def test_a_run_that_is_made_anew_counts_from_0(tmp_path: Path) -> None:
+    """With what is noted in it, and nothing of the one before."""
+    tries = Tries(tmp_path, "w-00", "http://s")
+    tries.add("a" * 32, 1, "server-lost")
+    assert tries.of("a" * 32, 1) == TriedBefore(1, ("server-lost",))
+    shutil.rmtree(tmp_path / "tries")
+    assert tries.of("a" * 32, 1) == TriedBefore()
+    for number in range(3):
+        tries.add("b" * 32, 1, "server-lost")
+        assert tries.of("b" * 32, 1) == TriedBefore(number + 1, ("server-lost",) * (number + 1))
+    shutil.rmtree(tmp_path / "tries")
+    tries.add("a" * 32, 1, "dump-cut")
+    assert tries.of("a" * 32, 1) == TriedBefore(1)
+    assert tries.of("b" * 32, 1) == TriedBefore()

@@ -1,33 +1,52 @@
 """One HTTP request and its whole answer, with a bound on its seconds and on its bytes.
 
-httpx bounds each single wait and nothing else: a peer that sends a byte now and then would hold a
-process for ever, and one that sends without end would take all memory.
+The deadline is looked at before each read from the socket: a peer that sends a byte now and then
+cannot hold a process for ever, and one that sends without end cannot take all memory.
 """
 
+import http.client
+import io
 import json
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
-import httpx
-from statetap_contract import MismatchError
+from statetap_contract import MismatchError, UsageError
 
 #: What a server says fits many times.
 _MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 
+_READ_BYTES: Final = 1 << 16
+
+
+class ExchangeError(Exception):
+    """There is no answer."""
+
+
+class UnreachableError(ExchangeError):
+    """No connection: the peer has not seen the request."""
+
+
+class LateError(ExchangeError):
+    """The time is up."""
+
+
+class BrokenOffError(ExchangeError):
+    """The connection ended before the answer did, or what came is no HTTP."""
+
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """An answer that came in whole."""
+    """An answer that came in whole; ``retry_after`` is that header's text, or empty."""
 
     status: int
-    headers: httpx.Headers
     body: bytes
+    retry_after: str = ""
 
     def json(self) -> Any:
         """The decoded body. Raises ValueError when it is no JSON."""
@@ -37,80 +56,118 @@ class WholeAnswer:
             raise ValueError("its brackets are nested too deeply") from error
 
 
-def exchange(client: httpx.Client, request: httpx.Request, timeout_s: float) -> WholeAnswer:
-    """Sends a request over a connection of its own and reads the answer.
+class Peer:
+    """A server, asked over a new connection each time.
+
+    A kept one may hold the rest of an earlier answer, or end because it rested too long, which
+    would look like the server's death; and it saves nothing that could be measured. A server on
+    one's own host is not reached through the environment's proxy, nor is it encrypted.
 
     Args:
-        client: keeps no connections, see ``_Watch``.
-        request: what is asked.
-        timeout_s: seconds for all of it, from connecting to the last byte.
+        url: like ``http://127.0.0.1:30000``, with a path where all its paths begin with one.
 
     Raises:
-        httpx.TransportError: the connection failed; ``httpx.TimeoutException`` when the time is up.
-        MismatchError: kind ``answer-too-long``.
+        UsageError: kind ``server-url``.
     """
-    watch = _Watch()
-    request.extensions |= {
-        "trace": watch.see,
-        "timeout": httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S).as_dict(),
-    }
-    with watch.over(timeout_s):
-        answer = client.send(request, stream=True)
-        try:
-            body = _read(answer)
-        finally:
-            answer.close()
-    return WholeAnswer(answer.status_code, answer.headers, body)
 
-
-def _read(answer: httpx.Response) -> bytes:
-    body = bytearray()
-    # As it came: what was compressed, though nobody asked for it, may be any size.
-    for chunk in cast(httpx.SyncByteStream, answer.stream):
-        body += chunk
-        if len(body) > _MAX_ANSWER_BYTES:
-            raise MismatchError(
-                "answer-too-long", f"{answer.url} answered with more than {_MAX_ANSWER_BYTES} bytes"
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise UsageError(
+                "server-url", f"{url!r} is no server address; write it like http://127.0.0.1:30000"
             )
-    return bytes(body)
+        self._url = url
+        self._address = (parts.hostname, parts.port or http.client.HTTP_PORT)
+        self._host = parts.netloc.rpartition("@")[2]
+        self._path = parts.path.rstrip("/")
 
+    def exchange(
+        self, method: str, path: str, body: bytes | None, *, timeout_s: float
+    ) -> WholeAnswer:
+        """Sends a request and reads the answer.
 
-class _Watch:
-    """Cuts a request's connection when its time is up.
+        Args:
+            method: of HTTP.
+            path: begins with a slash.
+            body: JSON, where there is one.
+            timeout_s: seconds for all of it, from connecting to the last byte.
 
-    It knows the connection from the request's own trace, so it must be opened for this request.
-    """
-
-    def __init__(self) -> None:
-        self._socket: socket.socket | None = None
-        self._has_cut = False
-
-    def see(self, event: str, info: dict[str, Any]) -> None:
-        """What httpx calls with each step of the request."""
-        if event == "connection.connect_tcp.complete":
-            self._socket = info["return_value"].get_extra_info("socket")
-            if self._has_cut:
-                self._cut()
-
-    @contextmanager
-    def over(self, timeout_s: float) -> Iterator[None]:
-        """Watches while the context lasts; raises ``httpx.ReadTimeout`` when it had to cut."""
-        timer = threading.Timer(timeout_s, self._cut)
-        timer.daemon = True
-        timer.start()
+        Raises:
+            ExchangeError: there is no answer.
+            MismatchError: kind ``answer-too-long``.
+            ValueError: the address is none.
+        """
+        until_s = time.monotonic() + timeout_s
+        request = self._request(method, path, body)
         try:
-            yield
-        except httpx.TransportError as error:
-            if self._has_cut:
-                raise httpx.ReadTimeout("its time is up") from error
-            raise
-        finally:
-            timer.cancel()
-        if self._has_cut:  # at the end of an answer of unknown length
-            raise httpx.ReadTimeout("its time is up")
+            connection = socket.create_connection(self._address, min(timeout_s, _CONNECT_TIMEOUT_S))
+        except OSError as error:
+            raise UnreachableError(str(error)) from error
+        with connection:
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(timeout_s)
+                # Who hangs up before the end of a request may have said why.
+                with suppress(ConnectionError):
+                    connection.sendall(request)
+                return self._read(_Incoming(connection, until_s, self._url), method)
+            except TimeoutError as error:
+                raise LateError("its time is up") from error
+            except (OSError, http.client.HTTPException) as error:
+                raise BrokenOffError(f"{type(error).__name__}: {error}") from error
 
-    def _cut(self) -> None:
-        self._has_cut = True
-        if self._socket is not None:
-            with suppress(OSError):  # it is closed already
-                self._socket.shutdown(socket.SHUT_RDWR)
+    def _request(self, method: str, path: str, body: bytes | None) -> bytes:
+        head = (
+            f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host}\r\n"
+            "Connection: close\r\nAccept-Encoding: identity\r\n"
+        )
+        if body is not None:
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return f"{head}\r\n".encode("ascii") + (body or b"")
+
+    def _read(self, incoming: "_Incoming", method: str) -> WholeAnswer:
+        # All that it wants of a socket is its file.
+        answer = http.client.HTTPResponse(cast(socket.socket, incoming), method=method)
+        with answer:
+            answer.begin()
+            if incoming.has_ended:  # which http.client takes for the end of the headers
+                raise http.client.RemoteDisconnected("it ended within the headers")
+            body = bytearray()
+            # In pieces: a read of what is announced would take memory for all of it first.
+            while piece := answer.read(_READ_BYTES):
+                body += piece
+            if answer.length:
+                raise http.client.IncompleteRead(bytes(body), answer.length)
+        return WholeAnswer(answer.status, bytes(body), answer.headers.get("Retry-After", ""))
+
+
+class _Incoming(io.RawIOBase):
+    """What a peer sends, until the time is up or it is too much."""
+
+    def __init__(self, connection: socket.socket, until_s: float, url: str) -> None:
+        self._connection = connection
+        self._until_s = until_s
+        self._url = url
+        self._num_left = _MAX_ANSWER_BYTES
+        self.has_ended = False
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """As sockets have it."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        remaining_s = self._until_s - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(remaining_s)
+        num_bytes = self._connection.recv_into(buffer)
+        self.has_ended = not num_bytes
+        self._num_left -= num_bytes
+        if self._num_left < 0:
+            raise MismatchError(
+                "answer-too-long", f"{self._url} answered with more than {_MAX_ANSWER_BYTES} bytes"
+            )
+        return num_bytes

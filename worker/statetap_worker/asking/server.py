@@ -1,10 +1,11 @@
 """The client of one SGLang server: handshake, and one prompt's capture."""
 
+import json
 import time
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
 
-import httpx
 import structlog
 from statetap_contract import (
     FIELD,
@@ -20,7 +21,13 @@ from statetap_contract import (
     agreed_capture,
 )
 
-from statetap_worker.asking.exchange import WholeAnswer, exchange
+from statetap_worker.asking.exchange import (
+    ExchangeError,
+    LateError,
+    Peer,
+    UnreachableError,
+    WholeAnswer,
+)
 
 logger = structlog.get_logger(__name__)
 
@@ -40,12 +47,15 @@ _WITHOUT_SERVER: Final = {
     "answer-lost": "server-lost",
     "server-timeout": "server-lost",
     "server-error": "server-lost",
-    "gateway-error": "server-unreachable",
+    "gateway-error": "server-lost",
     "request-refused": "server-unreachable",
 }
 
 
-#: What a status says that is no success; other 4xx refuse the prompt.
+#: Hundreds of the statuses that refuse the prompt, but for those of ``_KINDS``.
+_REFUSES: Final = 4
+
+#: What a status says that is no success.
 _KINDS: Final = {
     408: "request-aborted",
     409: "key-in-flight",
@@ -59,22 +69,16 @@ _KINDS: Final = {
 
 
 class Server:
-    """Talks to one server, over a new connection each time.
+    """Talks to one server.
 
-    A kept one may hold the rest of an earlier answer, or end because it rested too long, which
-    would look like the server's death.
+    Args:
+        url: its address.
+        peer: what is asked, where that is not simply the server at the address.
     """
 
-    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, peer: Peer | None = None) -> None:
         self.url = url
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"Connection": "close", "Accept-Encoding": "identity"},
-            limits=httpx.Limits(max_keepalive_connections=0),
-            transport=transport,
-            # A server on one's own host is not reached through the environment's proxy.
-            trust_env=False,
-        )
+        self._peer = Peer(url) if peer is None else peer
 
     def __enter__(self) -> Self:
         return self
@@ -88,8 +92,7 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Gives back what connections need."""
-        self._http.close()
+        """Nothing is kept open between two requests."""
 
     def handshake(self) -> ServerCapture:
         """What the server captures.
@@ -99,15 +102,16 @@ class Server:
                 mend, and those of ``agreed_capture``, which it will not.
         """
         try:
-            request = self._http.build_request("GET", "/server_info")
-            answer = exchange(self._http, request, _HANDSHAKE_TIMEOUT_S)
-            if answer.status != httpx.codes.OK:
+            answer = self._peer.exchange(
+                "GET", "/server_info", None, timeout_s=_HANDSHAKE_TIMEOUT_S
+            )
+            if answer.status != HTTPStatus.OK:
                 raise MissingError(
                     "server-not-ready",
                     f"{self.url} answers {answer.status}; wait until its model is loaded",
                 )
             server_info = answer.json()
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except ExchangeError as error:
             raise MissingError(
                 "server-unreachable",
                 f"no SGLang server at {self.url} ({error}); start statetap-sglang or mend the URL",
@@ -180,20 +184,20 @@ class Server:
                 "custom_params": {FIELD: wanted.to_json()},
             },
         }
-        request = self._http.build_request("POST", "/generate", json=body)
+        request = json.dumps(body, separators=(",", ":")).encode()
         try:
-            answer = exchange(self._http, request, timeout_s)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            answer = self._peer.exchange("POST", "/generate", request, timeout_s=timeout_s)
+        except UnreachableError as error:
             raise TransientError("server-unreachable", f"{self.url}: {error}") from error
-        except httpx.TimeoutException as error:
+        except LateError as error:
             raise TransientError(
                 "server-timeout", f"{self.url} did not answer in {timeout_s:.0f} s"
             ) from error
-        except httpx.TransportError as error:
+        except ExchangeError as error:
             raise TransientError(
                 "answer-lost", f"{self.url} had the prompt in hand and broke off: {error}"
             ) from error
-        if answer.status != httpx.codes.OK:
+        if answer.status != HTTPStatus.OK:
             raise _failure(answer)
         return _receipt(answer, self.url)
 
@@ -222,7 +226,7 @@ def _failure(answer: WholeAnswer) -> TransientError | RejectError:
     """The error for an answer that is no success."""
     text = f"the server answered {answer.status}: {_message(answer)}"
     kind = _KINDS.get(answer.status, "server-error")
-    if answer.status not in _KINDS and httpx.codes.is_client_error(answer.status):
+    if answer.status not in _KINDS and answer.status // 100 == _REFUSES:
         return RejectError("request-refused", text)
     return TransientError(kind, text, _retry_after_s(answer))
 
@@ -267,5 +271,5 @@ def _message(answer: WholeAnswer) -> str:
 
 def _retry_after_s(answer: WholeAnswer) -> float | None:
     """Seconds that a Retry-After header asks for; its date form is ignored."""
-    value = answer.headers.get("Retry-After", "")
+    value = answer.retry_after
     return float(value) if value.isascii() and value.isdecimal() else None

@@ -50,4 +50,4 @@ class Company:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)

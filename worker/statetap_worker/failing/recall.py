@@ -7,7 +7,7 @@ goes back too.
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from types import FrameType
@@ -28,9 +28,14 @@ class Urgency(IntEnum):
 
 
 class Recall:
-    """Made in a child; its signal interrupts only what says that it may be."""
+    """Made in a child; its signal interrupts only what says that it may be.
 
-    def __init__(self) -> None:
+    Args:
+        on_signal: called with each signal, whatever the process is at.
+    """
+
+    def __init__(self, on_signal: Callable[[], None]) -> None:
+        self._on_any = on_signal
         self._num_signals = 0
         self._needed: int | None = None
         signal.signal(_SIGNAL, self._on_signal)
@@ -48,6 +53,7 @@ class Recall:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._num_signals += 1
+        self._on_any()
         if self._needed is not None and self._num_signals >= self._needed:
             raise Recalled
 

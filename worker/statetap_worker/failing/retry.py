@@ -6,10 +6,10 @@
 | server lost with the prompt in hand            | the same, but it counts, and the next is alone |
 | process lost with the prompt in hand           | counts likewise; Celery puts the message back  |
 | either, ``MOST_LOSSES`` times                  | dead letter                                    |
-| transient, a Retry-After given                 | again after that time                          |
+| transient, a Retry-After given                 | again after that time, at most 60 s            |
 | transient                                      | again after 1, 2, 4 ... s, at most 60          |
 | mismatch                                       | the same                                       |
-| any of these, after ``MOST_TRIES``             | dead letter                                    |
+| any of these that counts, ``MOST_TRIES`` times | dead letter                                    |
 | rejected                                       | dead letter at once                            |
 | fatal to the worker                            | stop; the message goes back to the queue       |
 """

@@ -8,7 +8,7 @@ with it, costs work and no sample.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import redis
 
@@ -44,12 +44,13 @@ class SampleLeases:
     """
 
     def __init__(self, redis_url: str, holder: LeaseHolder) -> None:
-        self._redis = redis.Redis.from_url(
+        # One connection, without the client around it: that costs more than what is asked. It
+        # connects by itself, again after every failure.
+        self._connection = redis.ConnectionPool.from_url(
             redis_url,
             socket_timeout=_REDIS_TIMEOUT_S,
             socket_connect_timeout=_REDIS_TIMEOUT_S,
-        )
-        self._release = self._redis.register_script(_RELEASE)
+        ).make_connection()
         self._holder = holder
         self._value = holder.encode()
 
@@ -72,18 +73,30 @@ class SampleLeases:
         finally:
             if is_held:
                 with suppress(redis.RedisError):
-                    self._release(keys=[lease_key(key)], args=[self._value])
+                    self._ask("EVAL", _RELEASE, 1, lease_key(key), self._value)
 
     def close(self) -> None:
         """Ends the connection."""
-        self._redis.close()
+        self._connection.disconnect()  # type: ignore[no-untyped-call]
 
     def _take(self, key: str) -> bool:
         name = lease_key(key)
-        if self._redis.set(name, self._value, nx=True, ex=_LEASE_S):
+        if self._ask("SET", name, self._value, "NX", "EX", _LEASE_S):
             return True
-        held = cast(bytes | None, self._redis.get(name))
+        held = cast(bytes | None, self._ask("GET", name))
         if held is None or not (held == self._value or self._holder.outlives(held)):
             return False
-        self._redis.set(name, self._value, ex=_LEASE_S)
+        self._ask("SET", name, self._value, "EX", _LEASE_S)
         return True
+
+    def _ask(self, *command: str | bytes | int) -> Any:
+        """One command's answer. Raises redis.RedisError."""
+        try:
+            self._connection.send_command(*command)  # type: ignore[no-untyped-call]
+            return self._connection.read_response()
+        except redis.ResponseError:
+            raise  # is an answer
+        except BaseException:
+            # The answer may come yet, and would be taken for the next one's.
+            self._connection.disconnect()  # type: ignore[no-untyped-call]
+            raise

@@ -84,16 +84,25 @@ class Tries:
 
     def _read_new(self) -> None:
         # Nearly always there is no such folder, which a ``stat`` tells.
-        if not self._folder.is_dir():
-            return
-        for path in sorted(self._folder.glob("*.jsonl")):
-            for record in self._tails.setdefault(path, LineTail(path)).read_new() or ():
-                try:
-                    failed = read_record(FailedTry, record, "the failed try")
-                except ValueError:
-                    continue
-                before = self._tried.get((failed.key, failed.attempt), TriedBefore())
-                loss = (failed.kind,) if failed.kind in LOSSES else ()
-                self._tried[failed.key, failed.attempt] = TriedBefore(
-                    before.num_failed + 1, before.losses + loss
-                )
+        paths = sorted(self._folder.glob("*.jsonl")) if self._folder.is_dir() else []
+        if not self._tails.keys() <= set(paths) or not all(map(self._has_read, paths)):
+            # The run was made anew: what was counted is of another one.
+            self._tails.clear()
+            self._tried.clear()
+            for path in paths:
+                self._has_read(path)
+
+    def _has_read(self, path: Path) -> bool:
+        """Counts what is new in a file; False when it is another one than before."""
+        records = self._tails.setdefault(path, LineTail(path)).read_new()
+        for record in records or ():
+            try:
+                failed = read_record(FailedTry, record, "the failed try")
+            except ValueError:
+                continue
+            before = self._tried.get((failed.key, failed.attempt), TriedBefore())
+            loss = (failed.kind,) if failed.kind in LOSSES else ()
+            self._tried[failed.key, failed.attempt] = TriedBefore(
+                before.num_failed + 1, before.losses + loss
+            )
+        return records is not None

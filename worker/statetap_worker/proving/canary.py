@@ -28,8 +28,8 @@ from statetap_contract import (
 from statetap_worker.asking.server import Server
 from statetap_worker.proving.canary_record import CanaryRecord
 from statetap_worker.proving.drift import MEDIAN_BOUNDS, median_row_errors
-from statetap_worker.proving.dump import Dump, delete_dump, map_dump
-from statetap_worker.proving.validate import prove_dump, prove_origin, prove_receipt
+from statetap_worker.proving.dump import Dump, delete_dump
+from statetap_worker.proving.validate import proven_dump
 from statetap_worker.settings import WorkerSettings
 
 logger = structlog.get_logger(__name__)
@@ -129,10 +129,7 @@ class Canary:
             delete_dump(self._dumps, key)
             try:
                 receipt = server.capture(self._job, _ANSWER_S)
-                prove_receipt(receipt, self._job, self._spec)
-                prove_origin(receipt, self._capture)
-                dump = map_dump(self._dumps, receipt)
-                prove_dump(dump, receipt, self._job, self._spec)
+                dump = proven_dump(self._dumps, receipt, self._job, self._capture)
             finally:
                 delete_dump(self._dumps, key)
         except RejectError as error:

@@ -1,13 +1,28 @@
 """The proof that a dump belongs to its prompt. Nothing that fails it is ever stored."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import xxhash
 from statetap_contract import CaptureSpec, Job, MismatchError, Receipt, ServerCapture, dump_name
 from statetap_store import bad_rows
 
-from statetap_worker.proving.dump import Dump
+from statetap_worker.proving.dump import Dump, map_dump
+
+
+def proven_dump(folder: Path, receipt: Receipt, job: Job, server: ServerCapture) -> Dump:
+    """The dump that a receipt speaks of, with all that can be proven of it proven.
+
+    Raises:
+        MismatchError, TransientError: those of ``prove_receipt``, ``prove_origin``, ``map_dump``
+            and ``prove_dump``.
+    """
+    prove_receipt(receipt, job, server.spec)
+    prove_origin(receipt, server)
+    dump = map_dump(folder, receipt)
+    prove_dump(dump, receipt, job, server.spec)
+    return dump
 
 
 def prove_receipt(receipt: Receipt, job: Job, spec: CaptureSpec) -> None:

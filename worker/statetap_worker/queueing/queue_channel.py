@@ -70,6 +70,8 @@ class QueueChannel(Channel):
     #: Path of the ledger. A transport option must be JSON, since Flower is shown it.
     unreadable_ledger: str
 
+    _short: redis.Redis | None = None
+
     def basic_consume(self, queue: str, *args: Any, **options: Any) -> Any:
         """Listens to a queue; what was held before, and cannot be acknowledged now, goes back."""
         if is_queue_name(queue):
@@ -111,6 +113,15 @@ class QueueChannel(Channel):
         # A channel that is closing takes one last item, and its worker is stopping already.
         if not self._closing:
             raise WorkerShutdown(StopError.exit_code)
+
+    def _create_client(self, asynchronous: bool = False) -> Any:  # noqa: FBT001, FBT002  as in kombu
+        """A client; for short commands the same one, since kombu asks for each of them."""
+        if asynchronous:
+            return super()._create_client(asynchronous=True)  # type: ignore[no-untyped-call]
+        # A pool that was closed is replaced.
+        if self._short is None or self._short.connection_pool is not self.pool:
+            self._short = super()._create_client()  # type: ignore[no-untyped-call]
+        return self._short
 
     def _get_client(self) -> Any:
         return functools.partial(_Client, channel=self)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import redis
 import structlog
 from statetap_contract import RejectError
-from statetap_contract.transport import alive_name, taken_name
+from statetap_contract.transport import alive_name, taken_index_name, taken_name
 
 from statetap_worker.queueing.unreadable import set_aside
 
@@ -39,7 +39,7 @@ def with_own_hash(settings: Mapping[str, Any], worker: str) -> dict[str, Any]:
     options = dict(
         settings["broker_transport_options"],
         unacked_key=taken,
-        unacked_index_key=_index_name(taken),
+        unacked_index_key=taken_index_name(taken),
         unacked_mutex_key=f"mutex.{taken}",
     )
     return dict(settings, broker_transport_options=options)
@@ -64,7 +64,7 @@ def requeue_held(client: redis.Redis, taken: str, ledger: Path) -> None:
     for tag, entry in client.hscan_iter(taken, count=100):
         with client.pipeline() as pipeline:
             pipeline.hdel(taken, tag)
-            pipeline.zrem(_index_name(taken), tag)
+            pipeline.zrem(taken_index_name(taken), tag)
             try:
                 pipeline.rpush(*_message_in(entry))
                 num_back += 1
@@ -73,10 +73,6 @@ def requeue_held(client: redis.Redis, taken: str, ledger: Path) -> None:
             pipeline.execute()
     if num_back:
         logger.warning("gave back what this worker held before", num_messages=num_back)
-
-
-def _index_name(taken: str) -> str:
-    return f"index.{taken}"
 
 
 def _message_in(entry: bytes) -> tuple[str, str]:
@@ -102,7 +98,9 @@ class Pulse:
     def beat(self) -> None:
         """The worker counts as being at work for the next minute. Without Redis, nothing."""
         with suppress(redis.RedisError):
-            self._client.set(self._key, b"", ex=_ALIVE_S)
+            # A Redis without memory takes the first, and not the second.
+            if not self._client.expire(self._key, _ALIVE_S):
+                self._client.set(self._key, b"", ex=_ALIVE_S)
 
     def start(self) -> None:
         """Beats on, until it is closed."""

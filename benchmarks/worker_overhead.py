@@ -1,0 +1,240 @@
+"""What a worker adds to its server's answer: milliseconds a sample, commit included.
+
+A worker of one process works off a full queue. Its own events say when it had a message and when it
+had acknowledged it; index rows say how long it took from one sample to the next, which also covers
+how it comes by the next message. What the server alone takes is measured in turns with it, on the
+same server: the same kind of capture request through a bare socket, its bytes made beforehand, and
+nothing done with the answer. The bound is on the time from a message to its acknowledgement, less
+that answer; so whatever the worker's HTTP client takes counts as the worker's.
+
+    python benchmarks/worker_overhead.py [--rounds N] [--samples N] [--folder DIR]
+"""
+
+import argparse
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import statistics
+import sys
+import time
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from statetap_contract import FIELD, CaptureRequest, Job, Prompt, dump_name
+from statetap_local.measured_worker import MeasuredWorker
+from statetap_local.models import tiny_llama
+from statetap_local.services import LocalRedis
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+NUM_TOKENS = 500
+#: Milliseconds of a sample outside the server's answer, at most.
+BOUND_MS = 3.0
+#: Seconds for one side of a round, at most.
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Medians over the samples of one round, in milliseconds."""
+
+    #: From a message that the worker has to its acknowledgement.
+    message_ms: float
+    #: From one sample of the worker to its next.
+    cycle_ms: float
+    #: From a request through a bare socket to the end of its answer.
+    answer_ms: float
+
+    @property
+    def worker_ms(self) -> float:
+        """What is the worker's own of a message's time."""
+        return self.message_ms - self.answer_ms
+
+
+def main() -> int:
+    """Prints the figures; 1 when the worker takes longer than its bound."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--samples", type=int, default=100, help="of each side of a round")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where shards are written")
+    arguments = parser.parse_args()
+    # A polite kill must stop the services too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    rounds = measure(
+        num_rounds=arguments.rounds,
+        num_samples=arguments.samples,
+        seed=arguments.seed,
+        folder=arguments.folder,
+    )
+    return show(rounds, arguments.seed)
+
+
+def show(rounds: list[Round], seed: int) -> int:
+    """Prints the table, and gives the exit code."""
+    worker_ms = [a_round.worker_ms for a_round in rounds]
+    median_ms = statistics.median(worker_ms)
+    table = Table(title=f"tiny model, {NUM_TOKENS} tokens, one in flight, seed {seed}; medians, ms")
+    for column in ("", "ms", "bound"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, values in (
+        ("bare answer of the server", [a_round.answer_ms for a_round in rounds]),
+        ("from a message to its acknowledgement", [a_round.message_ms for a_round in rounds]),
+        ("from one sample to the next", [a_round.cycle_ms for a_round in rounds]),
+    ):
+        table.add_row(name, f"{statistics.median(values):.2f}", "")
+    table.add_row("the worker's own of a message's time", f"{median_ms:.2f}", f"{BOUND_MS:.2f}")
+    table.add_row("  in the rounds", f"{min(worker_ms):.2f} to {max(worker_ms):.2f}", "")
+    Console().print(table)
+    print(f"load of the machine over the last minutes: {os.getloadavg()[1]:.1f}")
+    return 0 if median_ms <= BOUND_MS else 1
+
+
+def measure(
+    *, num_rounds: int, num_samples: int, seed: int, folder: Path | None = None
+) -> list[Round]:
+    """Alternates worker and bare socket; a round of each to warm up is left out."""
+    generator = random.Random(seed)
+    model = tiny_llama(REPOSITORY / ".cache" / "models")
+    rounds = []
+    with (
+        MeasuredWorker(model, num_processes=1, folder=folder) as worker,
+        TaskEvents(worker.redis) as events,
+    ):
+        for number in range(num_rounds + 1):
+            ours, others = (
+                [random_prompt(generator, worker.capture.vocab_size) for _ in range(num_samples)]
+                for _ in range(2)
+            )
+            # Whoever comes first in a round would have an advantage, or not: take turns.
+            if number % 2:
+                answer_ms = bare_median_ms(worker, others)
+                message_ms, cycle_ms = worker_medians_ms(worker, events, number, ours)
+            else:
+                message_ms, cycle_ms = worker_medians_ms(worker, events, number, ours)
+                answer_ms = bare_median_ms(worker, others)
+            if number:
+                rounds.append(Round(message_ms, cycle_ms, answer_ms))
+    return rounds
+
+
+def random_prompt(generator: random.Random, vocab_size: int) -> Prompt:
+    """A prompt that shares no prefix with any other."""
+    return Prompt(array("i", (generator.randrange(2, vocab_size) for _ in range(NUM_TOKENS))), ())
+
+
+def worker_medians_ms(
+    worker: MeasuredWorker, events: "TaskEvents", number: int, prompts: list[Prompt]
+) -> tuple[float, float]:
+    """Has the worker extract the prompts.
+
+    Returns:
+        Median times from a message to its acknowledgement, and from one sample to the next.
+    """
+    run = f"round-{number}"
+    worker.extract(run, prompts, PATIENCE_S)
+    cycle_ms = float(np.median(np.diff(worker.written_ns(run)))) / 1e6
+    return 1000 * statistics.median(events.seconds(len(prompts))), cycle_ms
+
+
+class TaskEvents:
+    """What Celery says in Redis of each message, kept as it comes and read afterwards."""
+
+    def __init__(self, local_redis: LocalRedis) -> None:
+        self._frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._client = local_redis.client()
+        pubsub = self._client.pubsub()  # type: ignore[no-untyped-call]
+        pubsub.psubscribe(**{"*.celeryev/*": lambda frame: self._frames.put(frame["data"])})
+        self._thread = pubsub.run_in_thread(sleep_time=1.0, daemon=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.stop()
+        self._thread.join()
+        self._client.close()
+
+    def seconds(self, num_messages: int) -> list[float]:
+        """Waits for the last of so many messages; seconds from having each to acknowledging it."""
+        received: dict[str, float] = {}
+        seconds: list[float] = []
+        while len(seconds) < num_messages:
+            body = json.loads(json.loads(self._frames.get(timeout=PATIENCE_S))["body"])
+            for event in body if isinstance(body, list) else [body]:
+                if event["type"] == "task-received":
+                    received[event["uuid"]] = event["timestamp"]
+                elif event["type"] == "task-succeeded":  # sent after the acknowledgement
+                    seconds.append(event["timestamp"] - received[event["uuid"]])
+        return seconds
+
+
+def bare_median_ms(worker: MeasuredWorker, prompts: list[Prompt]) -> float:
+    """Sends capture requests through a bare socket; median time of an answer."""
+    seconds = []
+    # A connection that rested for a round of the worker's may have been closed by the server.
+    with socket.create_connection(("127.0.0.1", worker.server.port), PATIENCE_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for prompt in prompts:
+            job = Job.of("bare", worker.capture.spec.digest, prompt)
+            request = request_of(job)
+            begun = time.perf_counter()
+            connection.sendall(request)
+            status = read_answer(connection)
+            seconds.append(time.perf_counter() - begun)
+            if not status.startswith("HTTP/1.1 200 "):
+                raise RuntimeError(f"the server answered {status}")
+            (worker.dumps / dump_name(job.key)).unlink()
+    return 1000 * statistics.median(seconds)
+
+
+def request_of(job: Job) -> bytes:
+    """The capture request that a worker sends."""
+    capture = CaptureRequest(job.key, job.prompt.num_tokens, job.spec_digest)
+    body = json.dumps(
+        {
+            "rid": job.key,
+            "input_ids": job.prompt.token_ids.tolist(),
+            "sampling_params": {
+                "max_new_tokens": 0,
+                "temperature": 0,
+                "custom_params": {FIELD: capture.to_json()},
+            },
+        }
+    ).encode()
+    head = (
+        "POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def read_answer(connection: socket.socket) -> str:
+    """Reads one whole answer; its first line."""
+    answer = b""
+    while (end := answer.find(b"\r\n\r\n")) < 0:
+        answer += received(connection)
+    status, *fields = answer[:end].decode().splitlines()
+    (length,) = (field for field in fields if field.lower().startswith("content-length:"))
+    num_missing = int(length.split(":")[1]) - len(answer[end + 4 :])
+    while num_missing > 0:
+        num_missing -= len(received(connection))
+    return status
+
+
+def received(connection: socket.socket) -> bytes:
+    """Some bytes of an answer."""
+    if not (data := connection.recv(1 << 16)):
+        raise ConnectionError("the server hung up")
+    return data
+
+
+if __name__ == "__main__":
+    sys.exit(main())
