@@ -14,7 +14,7 @@ import redis
 import structlog
 from celery.exceptions import WorkerShutdown
 from kombu.transport import TRANSPORT_ALIASES, get_transport_cls
-from kombu.transport.redis import Channel, Transport
+from kombu.transport.redis import Channel, QoS, Transport
 from statetap_contract import RejectError, StopError
 from statetap_contract.transport import is_queue_name
 
@@ -59,8 +59,32 @@ class _Client(redis.Redis):
         return self._channel.read_item(*cast(tuple[bytes, bytes], answer))
 
 
+class _Held(QoS):
+    """What the worker holds; kombu puts back by itself what is there for too long."""
+
+    def restore_visible(self, *args: Any, **options: Any) -> None:
+        # What is there before the channel listens is put back when it does, garbage or not.
+        if self.channel.is_listening:
+            super().restore_visible(*args, **options)  # type: ignore[no-untyped-call]
+
+    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002  kombu's signature
+        try:
+            super().restore_by_tag(tag, client, leftmost)  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, RecursionError) as error:
+            unreadable = RejectError("message-unreadable", f"a worker held no message: {error}")
+            with self.channel.conn_or_acquire(client) as connected:
+                entry = connected.hget(self.unacked_key, tag) or b""
+            set_aside(Path(self.channel.unreadable_ledger), entry, self.unacked_key, unreadable)
+            self._remove_from_indices(tag).execute()  # type: ignore[no-untyped-call]
+
+
 class QueueChannel(Channel):
     """A channel that takes what is no message out of the queue, and lives on."""
+
+    QoS = _Held
+
+    #: Whether it takes prompts.
+    is_listening = False
 
     from_transport_options: tuple[str, ...] = (  # type: ignore[assignment]
         *Channel.from_transport_options,
@@ -77,6 +101,7 @@ class QueueChannel(Channel):
         if is_queue_name(queue):
             with self.conn_or_acquire() as client:
                 requeue_held(client, self.unacked_key, Path(self.unreadable_ledger))
+            self.is_listening = True
         return super().basic_consume(queue, *args, **options)  # type: ignore[no-untyped-call]
 
     def _connparams(self, *args: Any, **options: Any) -> Any:
