@@ -112,7 +112,7 @@ def measure(num_rounds: int, generator: random.Random) -> tuple[CaptureSpec, lis
         http = httpx.Client(base_url=service.url, timeout=300, trust_env=False)
         end.enter_context(http)
         peer = CountingPeer(service.url)
-        server = end.enter_context(Server(service.url, peer))
+        server = Server(service.url, peer)
         spec = server.handshake().spec
         send: dict[str, Callable[[Prompt], Cost]] = {
             "bare": lambda prompt: send_bare(http, prompt),

@@ -204,19 +204,19 @@ def serve_statetap(model: Path) -> Iterator[Way]:
         dumps = Path(folder)
         service = LocalServer(model, dumps, LOGS / "builtin_rows-patched.log")
         try:
-            with Server(service.url) as server:
-                spec = server.handshake().spec
+            server = Server(service.url)
+            spec = server.handshake().spec
 
-                def count_rows(prompt: Prompt) -> int:
-                    job = Job.of("bench", spec.digest, prompt)
-                    receipt = server.capture(job)
-                    prove_receipt(receipt, job, spec)
-                    dump = map_dump(dumps, receipt)
-                    prove_dump(dump, receipt, job, spec)
-                    delete_dump(dumps, job.key)
-                    return len(dump.states)
+            def count_rows(prompt: Prompt) -> int:
+                job = Job.of("bench", spec.digest, prompt)
+                receipt = server.capture(job)
+                prove_receipt(receipt, job, spec)
+                dump = map_dump(dumps, receipt)
+                prove_dump(dump, receipt, job, spec)
+                delete_dump(dumps, job.key)
+                return len(dump.states)
 
-                yield Way(service.url, count_rows)
+            yield Way(service.url, count_rows)
         finally:
             service.stop()
 

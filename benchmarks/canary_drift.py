@@ -132,8 +132,8 @@ def started(folder: Path, dtype: str) -> Iterator[tuple[LocalServer, Path]]:
 
 def handshake(server: LocalServer) -> ServerCapture:
     """What the server captures."""
-    with Server(server.url) as client:
-        return client.handshake()
+    client = Server(server.url)
+    return client.handshake()
 
 
 def states_of(server: LocalServer, dumps: Path, capture: ServerCapture) -> States:
@@ -144,8 +144,8 @@ def states_of(server: LocalServer, dumps: Path, capture: ServerCapture) -> State
 def captured(server: LocalServer, dumps: Path, spec: CaptureSpec, prompt: Prompt) -> States:
     """What the server computes of a prompt."""
     job = Job(uuid.uuid4().hex, "canary", spec.digest, prompt)
-    with Server(server.url) as client:
-        states = map_dump(dumps, client.capture(job)).states
+    client = Server(server.url)
+    states = map_dump(dumps, client.capture(job)).states
     delete_dump(dumps, job.key)
     return states
 

@@ -58,7 +58,8 @@ def capture_all(
     url: str, dumps: Path, prompts: list[list[int]], num_in_flight: int | None = None
 ) -> list[tuple[Job, Receipt]]:
     """Captures prompts, all in flight at once or as many as given."""
-    with Server(url) as client, ThreadPoolExecutor(num_in_flight or len(prompts)) as threads:
+    client = Server(url)
+    with ThreadPoolExecutor(num_in_flight or len(prompts)) as threads:
         jobs = jobs_of(url, prompts)
         for job in jobs:  # a key that was captured before would only be replayed
             (dumps / dump_name(job.key)).unlink(missing_ok=True)
@@ -71,8 +72,8 @@ def job_of(spec_digest: str, ids: list[int]) -> Job:
 
 def jobs_of(url: str, prompts: list[list[int]]) -> list[Job]:
     """Jobs for the spec that a server captures."""
-    with Server(url) as client:
-        spec = client.handshake().spec
+    client = Server(url)
+    spec = client.handshake().spec
     return [job_of(spec.digest, ids) for ids in prompts]
 
 

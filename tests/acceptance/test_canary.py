@@ -56,9 +56,9 @@ def reproduce(server: LocalServer, dumps: Path, runs: Path) -> CaptureSpec:
         num_processes=1,
         shard_bytes=1 << 30,
     )
-    with Server(server.url) as client:
-        capture = client.handshake()
-        Canary(settings, capture, "w-00").wait_until_reproduced(client, 60)
+    client = Server(server.url)
+    capture = client.handshake()
+    Canary(settings, capture, "w-00").wait_until_reproduced(client, 60)
     return capture.spec
 
 
@@ -95,8 +95,8 @@ def test_weights_that_were_changed_in_place_are_noticed(
     shutil.copytree(tiny_model, model)
     change_weights(model / "model.safetensors", 0.001)
     changed = start(model)
-    with Server(changed[0].url) as client:
-        assert client.handshake().spec == spec
+    client = Server(changed[0].url)
+    assert client.handshake().spec == spec
     with pytest.raises(StopError, match=str(runs)) as caught:
         reproduce(*changed, runs)
     assert caught.value.kind == "canary-drift"

@@ -71,8 +71,8 @@ class Place:
         self.redis_url = local_redis.url_of(database)
         self.proxy = proxy
         self.log = folder / "worker.log"
-        with Server(proxy.url) as client:
-            self.spec: CaptureSpec = client.handshake().spec
+        client = Server(proxy.url)
+        self.spec: CaptureSpec = client.handshake().spec
         self._app = Celery("test")
         self._app.conf.update(celery_settings(self.redis_url))
 

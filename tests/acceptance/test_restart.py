@@ -61,9 +61,9 @@ def test_ends_in_the_middle_of_captures(start: Start, dumps: Path, reference: Re
         published = end_in_the_middle(server, dumps, jobs, end)
         server = start()
         assert_no_leftovers(dumps)
-        with Server(server.url) as client:
-            assert [(job, client.capture(job)) for job, _ in published] == published
-            known += [(job, capture_in_time(client, job)) for job in jobs]
+        client = Server(server.url)
+        assert [(job, client.capture(job)) for job, _ in published] == published
+        known += [(job, capture_in_time(client, job)) for job in jobs]
     assert_right(dumps, reference, known)
 
 
@@ -71,7 +71,8 @@ def end_in_the_middle(
     server: LocalServer, dumps: Path, jobs: list[Job], end: Callable[[LocalServer], None]
 ) -> list[tuple[Job, Receipt]]:
     """Ends a server that is capturing. Returns what it published, by what lies on the disk."""
-    with ThreadPoolExecutor(len(jobs)) as threads, Server(server.url) as client:
+    client = Server(server.url)
+    with ThreadPoolExecutor(len(jobs)) as threads:
         asked = [threads.submit(client.capture, job) for job in jobs]
         freeze_in_the_middle(server, dumps, jobs)
         end(server)

@@ -122,8 +122,8 @@ def test_clients_that_vanish_in_between(
         )
         captured = capture(prompts_of([300, 10, 128, 500] * 2, 23))
         assert any(hung_up)
-        with Server(server.url) as client:
-            retried = [(job, capture_in_time(client, job)) for job in gone]
+        client = Server(server.url)
+        retried = [(job, capture_in_time(client, job)) for job in gone]
     assert_right(dumps, reference, captured + retried)
     assert_no_leftovers(dumps)
 
@@ -151,8 +151,8 @@ def test_pause_and_continue(
     else:
         assert num_paused
         assert not failed
-    with Server(server.url) as client:
-        captured = [(job, capture_in_time(client, job)) for job in jobs]
+    client = Server(server.url)
+    captured = [(job, capture_in_time(client, job)) for job in jobs]
     for answer, (_, receipt) in zip(answers, captured, strict=True):
         assert answer.receipt in (None, receipt)
     assert_right(dumps, reference, captured)

@@ -96,13 +96,13 @@ def test_a_full_folder_is_said_and_survived(
     # Ordinary traffic and smaller prompts are not in the way of it.
     assert generate(server, [5, 6, 7], 8)["meta_info"]["completion_tokens"] == 8
     assert_right(dumps, reference, capture(prompts_of([50], 4)))
-    with Server(server.url) as client:
-        with pytest.raises(TransientError) as caught:
-            client.capture(late)
-        assert (caught.value.kind, caught.value.retry_after_s) == ("server-busy", 2.0)
-        for file in dumps.glob("*.safetensors"):
-            file.unlink()
-        assert_right(dumps, reference, [(late, client.capture(late))])
+    client = Server(server.url)
+    with pytest.raises(TransientError) as caught:
+        client.capture(late)
+    assert (caught.value.kind, caught.value.retry_after_s) == ("server-busy", 2.0)
+    for file in dumps.glob("*.safetensors"):
+        file.unlink()
+    assert_right(dumps, reference, [(late, client.capture(late))])
 
 
 def test_a_folder_filled_by_somebody_else(
@@ -128,20 +128,20 @@ def test_a_folder_too_small_for_all_at_once_serves_them_one_after_another(
 
     def fetch(job: Job) -> int:
         num_refusals = 0
-        with Server(server.url) as client:
-            deadline_s = time.monotonic() + PATIENCE_S
-            while time.monotonic() < deadline_s:
-                try:
-                    receipt = client.capture(job)
-                except TransientError as error:
-                    if error.kind != "server-busy":
-                        raise
-                    num_refusals += 1
-                    time.sleep(0.1)  # sooner than it asks for, so that the folder stays full
-                    continue
-                assert_right(dumps, reference, [(job, receipt)])
-                (dumps / dump_name(job.key)).unlink()
-                return num_refusals
+        client = Server(server.url)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            try:
+                receipt = client.capture(job)
+            except TransientError as error:
+                if error.kind != "server-busy":
+                    raise
+                num_refusals += 1
+                time.sleep(0.1)  # sooner than it asks for, so that the folder stays full
+                continue
+            assert_right(dumps, reference, [(job, receipt)])
+            (dumps / dump_name(job.key)).unlink()
+            return num_refusals
         pytest.fail("the prompt was never captured")
 
     with ThreadPoolExecutor(8) as threads:
@@ -160,7 +160,7 @@ def test_dumps_that_nobody_fetches_expire(
             break
         time.sleep(0.1)
     assert [file.name for file in dumps.glob("*.safetensors")] == [dump_name(young.key)]
-    with Server(server.url) as client:
-        again = client.capture(old)
+    client = Server(server.url)
+    again = client.capture(old)
     assert again.attempt != first.attempt
     assert_right(dumps, reference, [(old, again)])

@@ -95,8 +95,8 @@ def test_a_job_of_real_size(
 
 
 def _queue_of(server: LocalServer) -> str:
-    with Server(server.url) as client:
-        return queue_name(client.handshake().spec.digest)
+    client = Server(server.url)
+    return queue_name(client.handshake().spec.digest)
 
 
 def _judge_shards(soak: Soak, prompts: SoakPrompts) -> Iterator[str]:

@@ -176,26 +176,26 @@ def test_everything_at_once(
     judge = Judge(dumps, reference)
     lost: list[str] = []
     begun_s = time.monotonic()
-    with Server(server.url) as client:
-        spec_digest = client.handshake().spec.digest
-        plan = make_plan(server, num_requests, seed)
+    client = Server(server.url)
+    spec_digest = client.handshake().spec.digest
+    plan = make_plan(server, num_requests, seed)
 
-        def visit(turn: int) -> str:
-            kind, ids = plan[turn]
-            job, generator = job_of(spec_digest, ids), random.Random(f"{seed} {turn}")
-            try:
-                kind(Visit(server.url, client, judge, job, generator))
-            except (AssertionError, StatetapError, httpx.HTTPError, ValueError) as error:
-                lost.append(f"{kind.__name__}, {len(ids)} tokens: {error!r}")
-            return kind.__name__
+    def visit(turn: int) -> str:
+        kind, ids = plan[turn]
+        job, generator = job_of(spec_digest, ids), random.Random(f"{seed} {turn}")
+        try:
+            kind(Visit(server.url, client, judge, job, generator))
+        except (AssertionError, StatetapError, httpx.HTTPError, ValueError) as error:
+            lost.append(f"{kind.__name__}, {len(ids)} tokens: {error!r}")
+        return kind.__name__
 
-        with other_traffic(server) as answered, ThreadPoolExecutor(_NUM_IN_FLIGHT) as threads:
-            kinds = Counter(threads.map(visit, range(num_requests)))
-        judge.close()
-        took_s = time.monotonic() - begun_s
-        assert_no_leftovers(dumps)
-        left_over = set(dumps.iterdir()) - before
-        state = client.handshake()  # raises when a writer is dead
+    with other_traffic(server) as answered, ThreadPoolExecutor(_NUM_IN_FLIGHT) as threads:
+        kinds = Counter(threads.map(visit, range(num_requests)))
+    judge.close()
+    took_s = time.monotonic() - begun_s
+    assert_no_leftovers(dumps)
+    left_over = set(dumps.iterdir()) - before
+    state = client.handshake()  # raises when a writer is dead
     retractions = {
         reason: num_retracted(server, reason)
         for reason in ("Testing retraction", "KV cache pool is full")

@@ -59,10 +59,10 @@ def main() -> None:
             name_taken(settings.runs / WORKERS_FOLDER, settings.name),
             scrape_point(settings) as point,
         ):
-            with Server(settings.server_url) as server:
-                capture = server.wait_until_ready(_SERVER_WAIT_S)
-                canary = Canary(settings, capture, f"{settings.name}-parent")
-                canary.wait_until_reproduced(server, _SERVER_WAIT_S)
+            server = Server(settings.server_url)
+            capture = server.wait_until_ready(_SERVER_WAIT_S)
+            canary = Canary(settings, capture, f"{settings.name}-parent")
+            canary.wait_until_reproduced(server, _SERVER_WAIT_S)
             exit_code = WorkerShell(settings, capture, point).run()
     except StatetapError as error:
         print(f"statetap-worker: {error}", file=sys.stderr)  # noqa: T201  the command's output

@@ -173,7 +173,6 @@ class WorkerProcess:
         for shards in self._shards.values():
             shards.close()
         self._shards.clear()
-        self._server.close()
         self._leases.close()
         self._company.close()
         self._in_hand.close()

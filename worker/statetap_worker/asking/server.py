@@ -3,8 +3,7 @@
 import json
 import time
 from http import HTTPStatus
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import structlog
 from statetap_contract import (
@@ -79,20 +78,6 @@ class Server:
     def __init__(self, url: str, peer: Peer | None = None) -> None:
         self.url = url
         self._peer = Peer(url) if peer is None else peer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is kept open between two requests."""
 
     def handshake(self) -> ServerCapture:
         """What the server captures.

@@ -67,16 +67,6 @@ class _Held(QoS):
         if self.channel.is_listening:
             super().restore_visible(*args, **options)  # type: ignore[no-untyped-call]
 
-    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002  kombu's signature
-        try:
-            super().restore_by_tag(tag, client, leftmost)  # type: ignore[no-untyped-call]
-        except (ValueError, TypeError, RecursionError) as error:
-            unreadable = RejectError("message-unreadable", f"a worker held no message: {error}")
-            with self.channel.conn_or_acquire(client) as connected:
-                entry = connected.hget(self.unacked_key, tag) or b""
-            set_aside(Path(self.channel.unreadable_ledger), entry, self.unacked_key, unreadable)
-            self._remove_from_indices(tag).execute()  # type: ignore[no-untyped-call]
-
 
 class QueueChannel(Channel):
     """A channel that takes what is no message out of the queue, and lives on."""
