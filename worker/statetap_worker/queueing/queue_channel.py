@@ -19,7 +19,7 @@ from statetap_contract import RejectError, StopError
 from statetap_contract.transport import is_queue_name
 
 from statetap_worker.queueing.queue_message import read_message
-from statetap_worker.queueing.taken_messages import requeue_held
+from statetap_worker.queueing.taken_messages import requeue_held, say_alive
 from statetap_worker.queueing.unreadable import set_aside
 
 logger = structlog.get_logger(__name__)
@@ -85,6 +85,22 @@ class QueueChannel(Channel):
     unreadable_ledger: str
 
     _short: redis.Redis | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Opens a channel.
+
+        Raises:
+            redis.ConnectionError: Redis is not there or has no memory; Celery tries again,
+                at growing intervals.
+        """
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+        try:
+            # Redis without memory gives messages, and does not note who has them: they were lost.
+            # This it refuses.
+            with self.conn_or_acquire() as client:
+                say_alive(client, self.unacked_key)
+        except redis.OutOfMemoryError as error:
+            raise redis.ConnectionError(f"Redis has no memory: {error}") from error
 
     def basic_consume(self, queue: str, *args: Any, **options: Any) -> Any:
         """Listens to a queue; what was held before, and cannot be acknowledged now, goes back."""

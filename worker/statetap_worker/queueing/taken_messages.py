@@ -45,6 +45,20 @@ def with_own_hash(settings: Mapping[str, Any], worker: str) -> dict[str, Any]:
     return dict(settings, broker_transport_options=options)
 
 
+def say_alive(client: redis.Redis, taken: str) -> None:
+    """The worker counts as being at work for the next minute.
+
+    Args:
+        client: to the Redis of the queue.
+        taken: name of the worker's hash.
+
+    Raises:
+        redis.OutOfMemoryError: Redis has no memory, not even for this.
+        redis.RedisError: Redis cannot be used.
+    """
+    client.set(alive_name(taken), b"", ex=_ALIVE_S)
+
+
 def requeue_held(client: redis.Redis, taken: str, ledger: Path) -> None:
     """Puts into their queues, as the next ones, the messages that a hash holds.
 
@@ -91,7 +105,7 @@ class Pulse:
 
     def __init__(self, redis_url: str, worker: str) -> None:
         self._client = redis.Redis.from_url(redis_url, socket_timeout=5, socket_connect_timeout=5)
-        self._key = alive_name(taken_name(worker))
+        self._taken = taken_name(worker)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._beat_on, name="pulse", daemon=True)
 
@@ -99,8 +113,8 @@ class Pulse:
         """The worker counts as being at work for the next minute. Without Redis, nothing."""
         with suppress(redis.RedisError):
             # A Redis without memory takes the first, and not the second.
-            if not self._client.expire(self._key, _ALIVE_S):
-                self._client.set(self._key, b"", ex=_ALIVE_S)
+            if not self._client.expire(alive_name(self._taken), _ALIVE_S):
+                say_alive(self._client, self._taken)
 
     def start(self) -> None:
         """Beats on, until it is closed."""
