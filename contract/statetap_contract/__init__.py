@@ -30,6 +30,7 @@ from statetap_contract.prompt import KEY_FORM, Prompt, sample_key
 from statetap_contract.receipt import Receipt
 from statetap_contract.request import FIELD, CaptureRequest
 from statetap_contract.spec import DTYPE_BYTES, CaptureSpec
+from statetap_contract.strict_json import record_of
 from statetap_contract.transport import TASK_NAME, celery_settings, queue_name
 
 __all__ = [
@@ -64,5 +65,6 @@ __all__ = [
     "encode_header",
     "layout_of",
     "queue_name",
+    "record_of",
     "sample_key",
 ]

@@ -1,10 +1,10 @@
 """The receipt: what the server's answer says about the dump it wrote."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 from statetap_contract.spec import DTYPE_BYTES
-from statetap_contract.strict_json import read_record
+from statetap_contract.strict_json import read_record, record_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Receipt:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object; ``from_json`` reads it back."""
-        return asdict(self) | {"layers": list(self.layers)}
+        return record_of(self)
 
     @classmethod
     def from_json(cls, value: object) -> Self:

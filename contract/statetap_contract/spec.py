@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
-from statetap_contract.strict_json import read_record
+from statetap_contract.strict_json import read_record, record_of
 
 #: Bytes of one element of each dtype that states may have.
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -71,7 +72,7 @@ class CaptureSpec:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object; ``from_json`` reads it back."""
-        return asdict(self) | {"layers": list(self.layers)}
+        return record_of(self)
 
     @classmethod
     def from_json(cls, value: object) -> "CaptureSpec":
@@ -81,5 +82,11 @@ class CaptureSpec:
     @property
     def digest(self) -> str:
         """32 hex digits that stand for the whole spec."""
-        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+        return _digest(self)
+
+
+@lru_cache
+def _digest(spec: CaptureSpec) -> str:
+    # Asked several times a sample, of one or two specs.
+    canonical = json.dumps(spec.to_json(), sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()

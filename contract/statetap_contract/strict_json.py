@@ -76,6 +76,15 @@ def read_record(record: type[R], value: object, what: str) -> R:
     return record(**taken)
 
 
+def record_of(record: "DataclassInstance") -> dict[str, object]:
+    """The JSON object that ``read_record`` reads back: of a dataclass without others in it."""
+    # ``asdict`` copies deeply, which takes seven times as long.
+    values = {field.name: getattr(record, field.name) for field in fields_of(record)}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
+    }
+
+
 def _kind(kind: object) -> type[object]:
     if not isinstance(kind, type):
         raise TypeError(f"{kind} is no type that JSON has")

@@ -33,6 +33,7 @@ from statetap_worker.failing.recall import pass_on
 from statetap_worker.measuring.scrape_point import ScrapePoint
 from statetap_worker.place import place_of
 from statetap_worker.process import WorkerProcess
+from statetap_worker.queueing.batching_consumer import BatchingConsumer
 from statetap_worker.queueing.queue_channel import guarded
 from statetap_worker.queueing.remote_control import obey_only_inspection
 from statetap_worker.queueing.taken_messages import Pulse, with_own_hash
@@ -67,6 +68,7 @@ class WorkerShell:
             guarded(celery, ledger_of(settings)),
             task_default_queue=queue_name(capture.spec.digest),
             worker_pool="prefork",
+            worker_consumer=f"{BatchingConsumer.__module__}:{BatchingConsumer.__name__}",
             worker_concurrency=settings.num_processes,
             # Redis without memory refuses what a worker sends, acknowledgements too: an outage
             # like any other.
@@ -83,7 +85,7 @@ class WorkerShell:
             default_retry_delay=1,
             throws=(StatetapError,),
         )
-        def extract(task: Task, message: object) -> dict[str, object]:
+        def extract(task: Task, message: object) -> _Shown:
             return self._extract(task, message)
 
         # Celery holds handlers weakly unless told otherwise.
@@ -135,13 +137,13 @@ class WorkerShell:
         if self._worker is not None and self._worker.pool is not None:
             pass_on(self._worker.pool.info["processes"])
 
-    def _extract(self, task: Task, message: object) -> dict[str, object]:
+    def _extract(self, task: Task, message: object) -> "_Shown":
         """Extracts one prompt, as far as Celery hears of it."""
         if self._process is None:
             raise Reject("this process did not start", requeue=True)
         match work_off(self._process, message, task.request.retries):
             case Done(result=result):
-                return result
+                return _Shown(result)
             case Dead(error=error):
                 # Flower shows a failure with its reason; the message is acknowledged all the same.
                 raise error
@@ -165,6 +167,16 @@ class WorkerShell:
         # A second signal would tell the other children to give back what they are at.
         if is_first:
             os.kill(self._parent_pid, signal.SIGTERM)
+
+
+class _Shown:
+    """A result, of which Flower shows the text: of a dict Celery makes the same in ten times."""
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        self._fields = fields
+
+    def __repr__(self) -> str:
+        return repr(self._fields)
 
 
 class _Extraction(Task):  # type: ignore[misc]  # Celery has no types

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from statetap_contract import Job, MismatchError, Receipt, ServerCapture, StopError
+from statetap_contract import Job, MismatchError, Receipt, ServerCapture, StopError, record_of
 from statetap_store import ShardSet
 
 from statetap_worker.asking.server import Server
@@ -29,7 +29,7 @@ class Outcome:
     store_ms: float
 
     def to_json(self) -> dict[str, object]:
-        return asdict(self)
+        return record_of(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,13 @@ def test_a_header_of_no_rows_is_refused(
         map_dump(dumps.folder, receipt)
 
 
+def test_an_expected_receipt_that_fits_no_header_is_none_of_a_dump(dumps: DumpBuilder) -> None:
+    """The dump says itself what it is."""
+    receipt = dumps.write()
+    absurd = replace(receipt, path="/" * HEADER_BYTES)
+    assert map_dump(dumps.folder, absurd).receipt == receipt
+
+
 def test_the_receipt_must_be_proven_first(dumps: DumpBuilder) -> None:
     """A key that is none never becomes part of a path."""
     with pytest.raises(MismatchError, match="key"):

@@ -106,7 +106,19 @@ def test_large_finite_and_single_zero_values_pass(dumps: DumpBuilder) -> None:
     """Massive activations and zeros among others are what models compute."""
     states = good_states()
     states[1, 4], states[1, 5] = 0x7F7F, 0
+    # The first of a slot, too.
+    states[2, 8], states[3, 0] = 0x8000, 0
     prove(dumps, dumps.write(states=states))
+
+
+def test_what_is_not_finite_is_found_where_slots_begin_with_zero(dumps: DumpBuilder) -> None:
+    """Both kinds in one dump; the first row is named."""
+    states = good_states()
+    states[2, 0] = 0
+    states[4, 9] = 0x7F80
+    with pytest.raises(MismatchError, match="slot h3 of row 4") as caught:
+        prove(dumps, dumps.write(states=states))
+    assert caught.value.kind == "states-not-finite"
 
 
 @pytest.mark.parametrize("cut", [0, 100, 4096, 4096 + 47])

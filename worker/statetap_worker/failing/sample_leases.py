@@ -73,7 +73,7 @@ class SampleLeases:
         finally:
             if is_held:
                 with suppress(redis.RedisError):
-                    self._ask("EVAL", _RELEASE, 1, lease_key(key), self._value)
+                    self._tell("EVAL", _RELEASE, 1, lease_key(key), self._value)
 
     def close(self) -> None:
         """Ends the connection."""
@@ -88,6 +88,12 @@ class SampleLeases:
             return False
         self._ask("SET", name, self._value, "EX", _LEASE_S)
         return True
+
+    def _tell(self, *command: str | bytes | int) -> None:
+        """One command, whose answer nobody waits for: none is sent. Raises redis.RedisError."""
+        connection = self._connection
+        packed = connection.pack_commands([("CLIENT", "REPLY", "SKIP"), command])  # type: ignore[no-untyped-call]
+        connection.send_packed_command(packed)  # type: ignore[no-untyped-call]
 
     def _ask(self, *command: str | bytes | int) -> Any:
         """One command's answer. Raises redis.RedisError."""

@@ -83,8 +83,8 @@ def prove_dump(dump: Dump, receipt: Receipt, job: Job, spec: CaptureSpec) -> Non
         raise MismatchError(
             "dump-receipt", f"the dump of {job.key} is not the one that the receipt speaks of"
         )
-    prompt_ids = np.frombuffer(job.prompt.token_bytes(), "<i4")
-    if not np.array_equal(dump.token_ids, prompt_ids):
+    if dump.token_ids.tobytes() != job.prompt.token_bytes():
+        prompt_ids = np.frombuffer(job.prompt.token_bytes(), "<i4")
         row = int(np.flatnonzero(dump.token_ids != prompt_ids)[0])
         raise MismatchError(
             "dump-token-ids",
