@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from .test_worker import Bench, bench
-
-__all__ = ["bench"]
+from .bench import Bench
 
 Event = dict[str, Any]
 

@@ -11,9 +11,8 @@ import pytest
 from celery import Celery
 from statetap_contract import celery_settings
 
+from .bench import Bench
 from .test_garbage_messages import MB, QUEUE, await_good_job, good_job, peak_bytes
-from .test_worker import Bench
-from .test_worker import bench as bench  # noqa: PLC0414  a fixture
 
 
 def broadcast(bench: Bench, flower: Celery, *items: bytes) -> None:

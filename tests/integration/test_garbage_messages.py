@@ -17,9 +17,8 @@ from statetap_producer.queueing.broker import Broker
 from statetap_producer.queueing.envelope import Envelope
 from statetap_producer.queueing.queue_scan import queued_prompts
 
+from .bench import RUN, Bench, job_of
 from .stand_in_server import SPEC
-from .test_worker import RUN, Bench, job_of
-from .test_worker import bench as bench  # noqa: PLC0414  a fixture
 
 QUEUE: Final = queue_name(SPEC.digest)
 MB: Final = 1_000_000

@@ -14,8 +14,7 @@ from statetap_local.service import Service
 from statetap_worker.failing.retry import MOST_LOSSES
 from statetap_worker.settings import WORKERS_FOLDER
 
-from .test_worker import Bench, assert_stored_once, job_of
-from .test_worker import bench as bench  # noqa: PLC0414  a fixture
+from .bench import Bench, assert_stored_once, job_of
 
 
 def kill(worker: Service) -> None:
