@@ -1,9 +1,10 @@
 """What a worker adds to its server's answer: milliseconds a sample, commit included.
 
-A worker of one process works off a full queue. Its own events say when it had a message, when it
-had acknowledged it, and how long it waited in between for the answer, from opening a connection to
-its last byte; index rows say how long it took from one sample to the next, which also covers how it
-comes by the next message. The bound is on a message's time less the wait for its answer.
+A worker of one process works off a full queue. Its own events say when it had a message, when the
+sample was committed, its dump deleted and its process done with it, and how long it waited in
+between for the answer, from opening a connection to the last byte. The bound is on that time less
+that wait. The acknowledgement follows; Redis says when it had it. Index rows say how long it took
+from one sample to the next, which also covers how the worker comes by the next message.
 
 What the server alone takes is measured in turns with it, on the same server: the same kind of
 capture request through a bare socket that stays open, its bytes made beforehand, nothing done with
@@ -26,6 +27,7 @@ import statistics
 import sys
 import time
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -34,6 +36,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from statetap_contract import FIELD, CaptureRequest, Job, Prompt, dump_name
+from statetap_contract.transport import TAKEN_PATTERN
 from statetap_local.measured_worker import MeasuredWorker
 from statetap_local.models import tiny_llama
 from statetap_local.services import LocalRedis
@@ -52,12 +55,14 @@ PATIENCE_S = 600.0
 class Round:
     """Medians over the samples of one round, in milliseconds."""
 
-    #: From a message that the worker has to its acknowledgement.
+    #: From a message that the worker has until its process is done with it.
     message_ms: float
     #: Of that, the wait for the server's answer.
     answer_ms: float
     #: Of that, everything else.
     own_ms: float
+    #: From then until Redis has the acknowledgement, and has told that.
+    acknowledgement_ms: float
     #: From one sample of the worker to its next.
     cycle_ms: float
     #: From a request through a bare socket to the end of its answer.
@@ -92,12 +97,14 @@ def show(rounds: list[Round], seed: int) -> int:
         table.add_column(column, justify="right" if column else "left")
     for name, values in (
         ("from one sample to the next", [a_round.cycle_ms for a_round in rounds]),
-        ("from a message to its acknowledgement", [a_round.message_ms for a_round in rounds]),
+        ("from a message until it is done", [a_round.message_ms for a_round in rounds]),
         ("  of that the server's answer", [a_round.answer_ms for a_round in rounds]),
     ):
         table.add_row(name, f"{statistics.median(values):.2f}", "")
     table.add_row("  of that the worker's own", f"{median_ms:.2f}", f"{BOUND_MS:.2f}")
     table.add_row("    in the rounds", f"{min(own_ms):.2f} to {max(own_ms):.2f}", "")
+    acknowledgement_ms = statistics.median(a_round.acknowledgement_ms for a_round in rounds)
+    table.add_row("from then to its acknowledgement", f"{acknowledgement_ms:.2f}", "")
     bare_ms = statistics.median(a_round.bare_ms for a_round in rounds)
     more_ms = statistics.median(a_round.message_ms - a_round.bare_ms for a_round in rounds)
     table.add_row("answer to a bare socket that stays open", f"{bare_ms:.2f}", "")
@@ -136,6 +143,7 @@ def measure(
                         statistics.median(one.message_ms for one in handled),
                         statistics.median(one.answer_ms for one in handled),
                         statistics.median(one.own_ms for one in handled),
+                        statistics.median(one.acknowledgement_ms for one in handled),
                         cycle_ms,
                         bare_ms,
                     )
@@ -150,12 +158,14 @@ def random_prompt(generator: random.Random, vocab_size: int) -> Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What a worker says of one message, in milliseconds."""
+    """One message, in milliseconds."""
 
-    #: From having it to having acknowledged it.
+    #: From having it until its process is done with it, as the worker says.
     message_ms: float
     #: Of that, the wait for the server's answer.
     answer_ms: float
+    #: From then until Redis has the acknowledgement, and has told that.
+    acknowledgement_ms: float
 
     @property
     def own_ms(self) -> float:
@@ -182,9 +192,17 @@ class TaskEvents:
 
     def __init__(self, local_redis: LocalRedis) -> None:
         self._frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._acknowledged_s: queue.SimpleQueue[float] = queue.SimpleQueue()
         self._client = local_redis.client()
+        # Redis says what became of hashes, hence of the one with what the worker has taken.
+        self._client.config_set("notify-keyspace-events", "Kh")
         pubsub = self._client.pubsub()  # type: ignore[no-untyped-call]
-        pubsub.psubscribe(**{"*.celeryev/*": lambda frame: self._frames.put(frame["data"])})
+        pubsub.psubscribe(
+            **{
+                "*.celeryev/*": lambda frame: self._frames.put(frame["data"]),
+                f"__keyspace@0__:{TAKEN_PATTERN}": self._hear,
+            }
+        )
         self._thread = pubsub.run_in_thread(sleep_time=1.0, daemon=True)
 
     def __enter__(self) -> Self:
@@ -196,7 +214,7 @@ class TaskEvents:
         self._client.close()
 
     def handled(self, num_messages: int) -> list[Handled]:
-        """Waits for the last of so many messages."""
+        """Waits for the last of so many messages, one of which is worked off after the other."""
         received: dict[str, float] = {}
         handled: list[Handled] = []
         while len(handled) < num_messages:
@@ -204,11 +222,18 @@ class TaskEvents:
             for event in body if isinstance(body, list) else [body]:
                 if event["type"] == "task-received":
                     received[event["uuid"]] = event["timestamp"]
-                elif event["type"] == "task-succeeded":  # sent after the acknowledgement
+                elif event["type"] == "task-succeeded":
                     message_s = event["timestamp"] - received[event["uuid"]]
                     answer_ms = ast.literal_eval(event["result"])["server_ms"]
-                    handled.append(Handled(1000 * message_s, answer_ms))
+                    after_s = self._acknowledged_s.get(timeout=PATIENCE_S) - event["timestamp"]
+                    if after_s < 0:
+                        raise RuntimeError("an acknowledgement came before its message was done")
+                    handled.append(Handled(1000 * message_s, answer_ms, 1000 * after_s))
         return handled
+
+    def _hear(self, said: Mapping[str, bytes]) -> None:
+        if said["data"] == b"hdel":
+            self._acknowledged_s.put(time.time())
 
 
 def bare_median_ms(worker: MeasuredWorker, prompts: list[Prompt]) -> float:

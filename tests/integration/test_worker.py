@@ -207,6 +207,28 @@ def test_a_retry_that_redis_does_not_take_is_not_lost(bench: Bench) -> None:
     assert bench.dead_letters() == []
 
 
+def test_an_acknowledgement_survives_its_connection(bench: Bench) -> None:
+    """Else the worker would hold the message for ever, and take no other in its stead."""
+    is_asked, may_answer = Event(), Event()
+
+    def wait(_key: str, _attempt: int) -> None:
+        is_asked.set()
+        may_answer.wait(30)
+
+    bench.server.behaviour = wait
+    jobs = bench.send_jobs([5] * 2)
+    assert is_asked.wait(30)
+    with bench.redis.client() as client:
+        noted_over = [one["id"] for one in client.client_list() if one["cmd"] == "exec"]
+        for number in noted_over:
+            client.client_kill_filter(_id=number)
+    may_answer.set()
+    bench.wait_until(lambda: bench.num_messages() == 0)
+    assert noted_over
+    assert bench.stored_keys() == {job.key for job in jobs}
+    assert "Connection to broker lost" not in bench.worker.log.read_text()
+
+
 def test_a_redis_without_memory_is_waited_for(bench: Bench) -> None:
     """It refuses acknowledgements: an outage like any other, also at the start and at the end.
 
@@ -230,7 +252,11 @@ def test_a_redis_without_memory_is_waited_for(bench: Bench) -> None:
             bench.worker.log.unlink()
             left = client.llen(queue_name(SPEC.digest))
             bench.worker = bench.start_worker()
-            bench.wait_until(lambda: bench.worker.log.read_text().count(waiting) > 1)
+            bench.wait_until(lambda: waiting in bench.worker.log.read_text())
+            num_clients = len(client.client_list())
+            bench.wait_until(lambda: bench.worker.log.read_text().count(waiting) > 2)
+            # No try leaves a connection behind.
+            assert len(client.client_list()) <= num_clients
             # What it took now would be lost: such a Redis does not note who has it.
             assert client.llen(queue_name(SPEC.digest)) == left > 0
             assert "Traceback" not in bench.worker.log.read_text()

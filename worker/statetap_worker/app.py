@@ -170,7 +170,7 @@ class WorkerShell:
 
 
 class _Shown:
-    """A result, of which Flower shows the text: of a dict Celery makes the same in ten times."""
+    """A result, of which Flower shows the text: which of a dict takes Celery ten times as long."""
 
     def __init__(self, fields: dict[str, object]) -> None:
         self._fields = fields

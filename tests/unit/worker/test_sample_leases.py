@@ -115,6 +115,24 @@ def test_a_lost_connection_is_made_again(leases: SampleLeases, local_redis: Loca
         assert is_gone(client)
 
 
+def test_a_refused_return_is_no_answer_to_the_next_question(
+    leases: SampleLeases, local_redis: LocalRedis
+) -> None:
+    """Redis may not let this user run scripts; the lease then runs out by itself."""
+    with local_redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-eval")
+        try:
+            with leases.held(KEY, never):
+                pass
+            client.set(lease_key(KEY), "somebody@elsewhere:1:2")
+            looks = iter((False, False, True))
+            with leases.held(KEY, lambda: next(looks)):
+                assert client.get(lease_key(KEY)) == b"somebody@elsewhere:1:2"
+            assert not list(looks)
+        finally:
+            client.execute_command("ACL", "SETUSER", "default", "+eval")
+
+
 def test_an_interrupted_question_leaves_no_answer_behind(
     leases: SampleLeases, local_redis: LocalRedis
 ) -> None:

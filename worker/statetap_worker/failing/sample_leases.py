@@ -51,6 +51,8 @@ class SampleLeases:
             socket_timeout=_REDIS_TIMEOUT_S,
             socket_connect_timeout=_REDIS_TIMEOUT_S,
         ).make_connection()
+        #: Whether Redis was told something, and its answer was not read yet.
+        self._is_owed = False
         self._holder = holder
         self._value = holder.encode()
 
@@ -77,7 +79,7 @@ class SampleLeases:
 
     def close(self) -> None:
         """Ends the connection."""
-        self._connection.disconnect()  # type: ignore[no-untyped-call]
+        self._disconnect()
 
     def _take(self, key: str) -> bool:
         name = lease_key(key)
@@ -90,19 +92,30 @@ class SampleLeases:
         return True
 
     def _tell(self, *command: str | bytes | int) -> None:
-        """One command, whose answer nobody waits for: none is sent. Raises redis.RedisError."""
-        connection = self._connection
-        packed = connection.pack_commands([("CLIENT", "REPLY", "SKIP"), command])  # type: ignore[no-untyped-call]
-        connection.send_packed_command(packed)  # type: ignore[no-untyped-call]
+        """One command, whose answer is for the next one to read. Raises redis.RedisError."""
+        self._connection.send_command(*command)  # type: ignore[no-untyped-call]
+        self._is_owed = True
 
     def _ask(self, *command: str | bytes | int) -> Any:
         """One command's answer. Raises redis.RedisError."""
         try:
+            if self._is_owed:
+                self._read_owed()
             self._connection.send_command(*command)  # type: ignore[no-untyped-call]
             return self._connection.read_response()
         except redis.ResponseError:
             raise  # is an answer
         except BaseException:
             # The answer may come yet, and would be taken for the next one's.
-            self._connection.disconnect()  # type: ignore[no-untyped-call]
+            self._disconnect()
             raise
+
+    def _read_owed(self) -> None:
+        """The answer to what was told last; a refusal changes nothing any more."""
+        with suppress(redis.ResponseError):
+            self._connection.read_response()
+        self._is_owed = False
+
+    def _disconnect(self) -> None:
+        self._is_owed = False
+        self._connection.disconnect()  # type: ignore[no-untyped-call]

@@ -21,15 +21,21 @@ class BatchingConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
     def on_send_event_buffered(self) -> None:
         """Called by Celery with each thing that is to be said."""
         if self._flush is None or self._flush.canceled:
-            self._flush = self.hub.call_later(_LATER_S, self._flush_all)
+            self._flush = self.hub.call_later(_LATER_S, self._flush_batch)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        """Called by Celery before it connects anew, with another that speaks for it."""
-        # That one says what this one could not, and nothing that this one did not try to say. The
-        # event loop forgets its timers.
-        self._flush_all()
+        """Called by Celery before it connects anew, with another dispatcher."""
+        # That one takes over what this one could not send, and nothing that it did not try to.
+        self._flush_batch()
         super().on_connection_error_after_connected(exc)
 
-    def _flush_all(self) -> None:
+    def shutdown(self) -> None:
+        """Called by Celery when its processes have ended, and before its connections do."""
+        self._flush_batch()
+        super().shutdown()
+
+    def _flush_batch(self) -> None:
         self._flush = None
-        self._flush_events()
+        if self.event_dispatcher:
+            # Not what could not be sent before: each of that would wait for Redis once more.
+            self.event_dispatcher.flush(errors=False)

@@ -63,12 +63,23 @@ class _Held(QoS):
     """What the worker holds; kombu puts back by itself what is there for too long."""
 
     def ack(self, delivery_tag: str) -> None:
-        # What kombu does, in a single packet and without redis-py's pipeline, which takes longer
-        # than Redis. Half of it done is no harm: what is acknowledged twice is stored once.
+        # What is acknowledged twice is acknowledged; and what is not, kombu holds until it connects
+        # anew, and takes no other in its stead.
+        try:
+            self._remove(delivery_tag)
+        except redis.ConnectionError:
+            self._remove(delivery_tag)
+        virtual.QoS.ack(self, delivery_tag)  # type: ignore[no-untyped-call]
+
+    def _remove(self, delivery_tag: str) -> None:
+        """As kombu does it, in one packet and past redis-py's pipeline, which takes longer.
+
+        Half of it done does no harm: what is left of the entry is given back, and found stored.
+        """
+        commands = ("ZREM", self.unacked_index_key), ("HDEL", self.unacked_key)
         with self.channel.conn_or_acquire() as client:
             connection = client.connection_pool.get_connection()
             try:
-                commands = ("ZREM", self.unacked_index_key), ("HDEL", self.unacked_key)
                 packed = connection.pack_commands((*command, delivery_tag) for command in commands)
                 connection.send_packed_command(packed)
                 for _ in commands:
@@ -78,7 +89,6 @@ class _Held(QoS):
                 raise
             finally:
                 client.connection_pool.release(connection)
-        virtual.QoS.ack(self, delivery_tag)  # type: ignore[no-untyped-call]
 
     def restore_visible(self, *args: Any, **options: Any) -> None:
         # What is there before the channel listens is put back when it does, garbage or not.
@@ -117,8 +127,11 @@ class QueueChannel(Channel):
             # This it refuses.
             with self.conn_or_acquire() as client:
                 say_alive(client, self.unacked_key)
-        except redis.OutOfMemoryError as error:
-            raise redis.ConnectionError(f"Redis has no memory: {error}") from error
+        except BaseException as error:
+            self.close()  # type: ignore[no-untyped-call]
+            if isinstance(error, redis.OutOfMemoryError):
+                raise redis.ConnectionError(f"Redis has no memory: {error}") from error
+            raise
 
     def basic_consume(self, queue: str, *args: Any, **options: Any) -> Any:
         """Listens to a queue; what was held before, and cannot be acknowledged now, goes back."""
