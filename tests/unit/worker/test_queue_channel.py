@@ -79,3 +79,38 @@ def test_short_commands_have_one_client(
                 assert third is not first
                 assert third.ping()
             channel.close()
+
+
+def test_what_cannot_be_acknowledged_keeps_no_place(
+    transports: dict[Any, Any],
+    local_redis: LocalRedis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the link is cut; Redis is told with the next one that gets through."""
+    assert transports == {}
+    is_cut, told = True, []
+
+    def remove(tag: str) -> None:
+        if is_cut:
+            raise redis.TimeoutError("nobody answers")
+        told.append(tag)
+
+    with Celery("test") as app:
+        app.conf.update(guarded(celery_settings(local_redis.url), tmp_path / "ledger.jsonl"))
+        with app.connection_for_read() as connection:
+            channel = connection.channel()
+            held = channel.qos
+            monkeypatch.setattr(held, "_remove", remove)
+            held.prefetch_count = 2
+            for tag in ("first", "second"):
+                held._quick_append(tag, SimpleNamespace())
+            assert not held.can_consume()
+            held.ack("first")
+            assert held.can_consume()
+            is_cut = False
+            held.ack("second")
+            assert sorted(told) == ["first", "second"]
+            held.ack("third")
+            assert told[2:] == ["third"]
+            channel.close()

@@ -26,6 +26,9 @@ logger = structlog.get_logger(__name__)
 
 _SCHEMES: Final = ("redis", "rediss")
 
+#: What a cut or dead connection ends with.
+_BROKEN: Final = (redis.ConnectionError, redis.TimeoutError)
+
 
 def guarded(settings: Mapping[str, Any], ledger: Path) -> dict[str, Any]:
     """Celery's settings, with the gate in its Redis transport.
@@ -62,14 +65,30 @@ class _Client(redis.Redis):
 class _Held(QoS):
     """What the worker holds; kombu puts back by itself what is there for too long."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        #: What was acknowledged and Redis was not told of, for want of a connection.
+        self._owed: list[str] = []
+
     def ack(self, delivery_tag: str) -> None:
-        # What is acknowledged twice is acknowledged; and what is not, kombu holds until it connects
-        # anew, and takes no other in its stead.
+        # What is acknowledged twice is acknowledged.
+        self._owed.append(delivery_tag)
         try:
-            self._remove(delivery_tag)
-        except redis.ConnectionError:
-            self._remove(delivery_tag)
+            self._tell()
+        except _BROKEN:
+            try:
+                self._tell()
+            except _BROKEN as error:
+                # Told with the next one; or else given back some day, and found stored. Raised, it
+                # would be held until kombu connects anew, which a cut that is over by then does not
+                # make it do, and no other would be taken in its stead.
+                logger.warning("acknowledgements are owed", num=len(self._owed), why=str(error))
         virtual.QoS.ack(self, delivery_tag)  # type: ignore[no-untyped-call]
+
+    def _tell(self) -> None:
+        while self._owed:
+            self._remove(self._owed[-1])
+            self._owed.pop()
 
     def _remove(self, delivery_tag: str) -> None:
         """As kombu does it, in one packet and past redis-py's pipeline, which takes longer.
