@@ -82,7 +82,9 @@ class _Held(QoS):
                 # Told with the next one; or else given back some day, and found stored. Raised, it
                 # would be held until kombu connects anew, which a cut that is over by then does not
                 # make it do, and no other would be taken in its stead.
-                logger.warning("acknowledgements are owed", num_messages=len(self._owed), why=str(error))
+                logger.warning(
+                    "acknowledgements are owed", num_messages=len(self._owed), why=str(error)
+                )
         virtual.QoS.ack(self, delivery_tag)  # type: ignore[no-untyped-call]
 
     def _tell(self) -> None:
@@ -149,7 +151,9 @@ class QueueChannel(Channel):
         except BaseException as error:
             self.close()  # type: ignore[no-untyped-call]
             if isinstance(error, redis.OutOfMemoryError):
-                raise redis.ConnectionError(f"Redis has no memory ({error}); raise its maxmemory") from error
+                raise redis.ConnectionError(
+                    f"Redis has no memory ({error}); raise its maxmemory"
+                ) from error
             raise
 
     def basic_consume(self, queue: str, *args: Any, **options: Any) -> Any:
