@@ -1,5 +1,6 @@
 """ShardSet: the shards of one run folder, as one worker process sees them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -85,6 +86,8 @@ class ShardSet:
         loss_mask: npt.NDArray[np.uint8],
         states: npt.NDArray[np.generic],
         states_xxh3: int | None = None,
+        *,
+        proof: Callable[[], None] | None = None,
     ) -> bool:
         """Writes a sample as ``ShardWriter.append`` does, to a new shard if the newest is full.
 
@@ -95,15 +98,19 @@ class ShardSet:
             StopError: kinds of ``ShardWriter.append``, ``create`` and ``seal``.
             ValueError: an argument has another form than described there.
         """
+
+        def append(writer: ShardWriter) -> bool:
+            return writer.append(key, token_ids, loss_mask, states, states_xxh3, proof=proof)
+
         if self._is_stored_elsewhere(key):
             return False
         if self._writer is not None:
             try:
-                return self._writer.append(key, token_ids, loss_mask, states, states_xxh3)
+                return append(self._writer)
             except ShardFull:
                 self.seal()
         self._writer = self._create(token_ids.size)
-        return self._writer.append(key, token_ids, loss_mask, states, states_xxh3)
+        return append(self._writer)
 
     def commit(self) -> None:
         """Makes all appended samples durable; only then may they be acknowledged.

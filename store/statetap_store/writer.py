@@ -7,7 +7,7 @@ its payload does not pass for a sample.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,11 +21,10 @@ import xxhash
 from statetap_contract import CaptureSpec, CheckError, StopError
 
 from statetap_store.disk_errors import stop_for
-from statetap_store.file_bytes import sync_folder, write_at
+from statetap_store.file_bytes import start_writing_out, sync_folder, write_at
 from statetap_store.header import ShardHeader
 from statetap_store.index_row import STATE_SAMPLE, STATE_VOID, IndexRow, keys_of
 from statetap_store.layout import ByteRange, ShardLayout
-from statetap_store.payload import payload_parts
 from statetap_store.provenance import Provenance
 from statetap_store.publish import publish_shard, remove_leftover
 from statetap_store.recover import plan_recovery, write_recovery
@@ -175,6 +174,8 @@ class ShardWriter:
         loss_mask: npt.NDArray[np.uint8],
         states: npt.NDArray[np.generic],
         states_xxh3: int | None = None,
+        *,
+        proof: Callable[[], None] | None = None,
     ) -> bool:
         """Writes a sample, which ``commit`` will make durable.
 
@@ -187,6 +188,8 @@ class ShardWriter:
             states_xxh3: xxh3-64 of the bytes of ``states`` as computed where they were made. It
                 is stored without being computed again, so it covers the whole way. None means
                 that it is computed here.
+            proof: called once, while the disk is at work on the states already and before they are
+                a sample. Whatever it raises comes out of here, and nothing was appended.
 
         Returns:
             False, and nothing is done, when the shard has this key already; whether it was
@@ -210,6 +213,23 @@ class ShardWriter:
             or self._next_sequence >= layout.capacity_samples
         ):
             raise ShardFull
+        tokens = self._next_token, sample.num_tokens
+        states_at = layout.states(*tokens)
+        ids_at, mask_at = layout.token_ids(*tokens), layout.loss_mask(*tokens)
+        row_at = layout.row(self._next_sequence)
+        self._reserve(
+            f"store sample {key} ({sample.num_tokens} tokens)", row_at, ids_at, mask_at, states_at
+        )
+        with self._writing(f"write sample {key}"):
+            write_at(self._shard.fd, sample.states, states_at.offset)
+            if proof is not None:
+                start_writing_out(self._shard.fd, states_at)
+            write_at(self._shard.fd, sample.token_ids, ids_at.offset)
+            write_at(self._shard.fd, sample.loss_mask, mask_at.offset)
+        if proof is not None:
+            # What it raises leaves bytes without a row, which are no sample: the next one is
+            # written over them.
+            proof()
         row = IndexRow(
             state=STATE_SAMPLE,
             key=key,
@@ -224,17 +244,8 @@ class ShardWriter:
             sequence=self._next_sequence,
             num_durable=self._num_durable_rows,
         )
-        parts = tuple(payload_parts(layout, row))
-        self._reserve(
-            f"store sample {key} ({row.num_tokens} tokens)",
-            layout.row(row.sequence),
-            *(part.where for part in parts),
-        )
         with self._writing(f"write sample {key}"):
-            data = (sample.token_ids, sample.loss_mask, sample.states)
-            for part, content in zip(parts, data, strict=True):
-                write_at(self._shard.fd, content, part.where.offset)
-            write_at(self._shard.fd, row.encode(), layout.row(row.sequence).offset)
+            write_at(self._shard.fd, row.encode(), row_at.offset)
             self._next_token = row.token_end
             self._next_sequence += 1
             self._pending[key] = row

@@ -11,8 +11,8 @@ from statetap_store import ShardSet
 
 from statetap_worker.asking.server import Server
 from statetap_worker.failing.recall import Recall, Urgency
-from statetap_worker.proving.dump import Dump, delete_dump
-from statetap_worker.proving.validate import proven_dump
+from statetap_worker.proving.dump import delete_dump
+from statetap_worker.proving.validate import claimed_dump, prove_dump
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Outcome:
     num_tokens: int
     #: False when the sample was there already.
     is_new: bool
-    #: Milliseconds in the server, proving, and writing with its commit.
+    #: Milliseconds in the server, proving, and everything else until the sample is durable.
     server_ms: float
     prove_ms: float
     store_ms: float
@@ -71,17 +71,7 @@ class Pipeline:
         with self.recall.interrupts(Urgency.ASKING):
             receipt = self.server.capture(job)
         answered = time.monotonic()
-        dump = self._prove(receipt, job)
-        proven = time.monotonic()
-        shards.append(
-            job.key,
-            dump.token_ids,
-            np.frombuffer(job.prompt.loss_mask(), np.uint8),
-            dump.states,
-            # The server's own checksum goes along with the sample, so that ``verify`` proves the
-            # whole way from the model's memory to the disk.
-            states_xxh3=int(receipt.states_xxh3, 16),
-        )
+        prove_s = self._append_proven(shards, job, receipt)
         shards.commit()
         # Only now is nothing lost when the dump goes. It goes before the acknowledgement: a
         # message that comes again finds the sample by its key and needs no dump.
@@ -93,7 +83,7 @@ class Pipeline:
             True,
             *(
                 round(1000 * seconds, 1)
-                for seconds in (answered - begun, proven - answered, stored - proven)
+                for seconds in (answered - begun, prove_s, stored - answered - prove_s)
             ),
         )
 
@@ -101,10 +91,44 @@ class Pipeline:
         """Whether the sample is in a shard of its run, durably."""
         return job.key in self.shards_of(job)
 
-    def _prove(self, receipt: Receipt, job: Job) -> Dump:
-        """The dump, proven; one that fails is deleted, or the retry would be given it again."""
+    def _append_proven(self, shards: ShardSet, job: Job, receipt: Receipt) -> float:
+        """Proves a dump and appends it, while the disk is at work on it; seconds of proving.
+
+        One that fails is deleted, or the retry would be given it again.
+        """
+        watch = _Watch()
         try:
-            return proven_dump(self.dumps, receipt, job, self.capture)
+            with watch:
+                dump = claimed_dump(self.dumps, receipt, job, self.capture)
+
+            def prove() -> None:
+                with watch:
+                    prove_dump(dump, receipt, job, self.capture.spec)
+
+            shards.append(
+                job.key,
+                dump.token_ids,
+                np.frombuffer(job.prompt.loss_mask(), np.uint8),
+                dump.states,
+                # The server's own checksum goes along with the sample, so that ``verify`` proves
+                # the whole way from the model's memory to the disk.
+                states_xxh3=int(receipt.states_xxh3, 16),
+                proof=prove,
+            )
         except MismatchError:
             delete_dump(self.dumps, job.key)
             raise
+        return watch.seconds
+
+
+class _Watch:
+    """Adds up the seconds inside its contexts."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.monotonic() - self._begun

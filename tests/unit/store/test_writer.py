@@ -69,6 +69,57 @@ def test_reopening_continues(shard: Path, numbered_sample: Sampler) -> None:
     assert verify_shard(shard).faults == ()
 
 
+class DisprovenError(Exception):
+    """A proof failed."""
+
+
+def disprove() -> NoReturn:
+    raise DisprovenError
+
+
+def test_a_sample_that_fails_its_proof_was_never_there(
+    shard: Path, numbered_sample: Sampler
+) -> None:
+    """Neither to this writer nor to a reader; another one follows in its place."""
+    with ShardWriter.open(shard) as writer:
+        with pytest.raises(DisprovenError):
+            writer.append(*numbered_sample(10), proof=disprove)
+        writer.commit()
+        assert (writer.num_samples, keys_in(shard)) == (10, [f"{n:032x}" for n in range(10)])
+        assert numbered_sample(10)[0] not in writer.keys
+        assert writer.append(*numbered_sample(11), proof=lambda: None)
+        # It may be right the next time.
+        assert writer.append(*numbered_sample(10))
+    assert keys_in(shard)[10:] == [f"{11:032x}", f"{10:032x}"]
+    assert verify_shard(shard).faults == ()
+
+
+def test_a_proof_sees_the_states_written_and_no_row(shard: Path, numbered_sample: Sampler) -> None:
+    """So that the disk is at work meanwhile, and a crash leaves no sample behind."""
+    sample = numbered_sample(10)
+    seen = []
+
+    def look() -> None:
+        seen.append((sample[3].tobytes() in shard.read_bytes(), keys_in(shard)))
+
+    with ShardWriter.open(shard) as writer:
+        writer.append(*sample, proof=look)
+    assert seen == [(True, [f"{n:032x}" for n in range(10)])]
+
+
+def test_what_failed_its_proof_is_gone_after_a_crash(shard: Path, numbered_sample: Sampler) -> None:
+    """A writer that was killed right then leaves nothing that recovery would take up."""
+    writer = ShardWriter.open(shard)
+    with pytest.raises(DisprovenError):
+        writer.append(*numbered_sample(10), proof=disprove)
+    copy = shard.with_name("copy.h5")
+    copy.write_bytes(shard.read_bytes())
+    writer.close()
+    with ShardWriter.open(copy) as recovered:
+        assert recovered.num_samples == 10
+    assert verify_shard(copy).faults == ()
+
+
 def test_known_key_changes_nothing(shard: Path, numbered_sample: Sampler) -> None:
     """Appending a key twice is a no-op, whether it is committed, pending or read from disk."""
     with ShardWriter.open(shard) as writer:

@@ -35,7 +35,7 @@ def test_the_record_is_a_dump_beside_the_runs(record: CanaryRecord, dump: Dump) 
     folder = record.path.parent
     assert not RUN_NAME_FORM.fullmatch(folder.name)
     assert [file.name for file in folder.iterdir()] == [dump_name(SPEC.digest)]
-    assert kept(record).receipt == dump.receipt
+    assert kept(record).receipt() == dump.receipt()
     np.testing.assert_array_equal(kept(record).states, good_states())
     assert CanaryRecord.of(folder.parent, replace(SPEC, norm="pre")).path != record.path
 
@@ -45,7 +45,7 @@ def test_the_first_stays(record: CanaryRecord, dumps: DumpBuilder, dump: Dump) -
     record.keep_first(dump)
     second = map_dump(dumps.folder, dumps.write(states=good_states() + np.uint16(1), attempt="a2"))
     assert not record.keep_first(second)
-    assert kept(record).receipt.attempt == "a1"
+    assert kept(record).receipt().attempt == "a1"
     np.testing.assert_array_equal(kept(record).states, good_states())
 
 
@@ -57,7 +57,7 @@ def test_of_two_at_once_one_wins(
     second = map_dump(dumps.folder, dumps.write(attempt="a2"))
     monkeypatch.setattr(Path, "exists", lambda _path: False)
     assert not record.keep_first(second)
-    assert kept(record).receipt.attempt == "a1"
+    assert kept(record).receipt().attempt == "a1"
     assert len(list(record.path.parent.iterdir())) == 1
 
 
@@ -83,7 +83,7 @@ def test_what_a_killed_process_left_is_no_record(record: CanaryRecord, dump: Dum
     (folder / f".{record.path.stem}.{JOB.key}").write_bytes(b"cut")
     assert record.keep_first(dump)
     assert [file.name for file in folder.iterdir()] == [record.path.name]
-    assert kept(record).receipt == dump.receipt
+    assert kept(record).receipt() == dump.receipt()
 
 
 @pytest.mark.parametrize("size", [0, 100, 4096, 4096 + 5 * 48, 4096 + 5 * 48 + 19])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from statetap_contract import HEADER_BYTES, MismatchError, encode_header
-from statetap_worker.proving.dump import map_dump
+from statetap_worker.proving.dump import map_dump, map_file
 from statetap_worker.proving.validate import prove_dump, prove_receipt
 
 from .conftest import JOB, SPEC, DumpBuilder
@@ -54,7 +54,7 @@ def test_any_other_length_is_refused(dumps: DumpBuilder, dump_path: Path, num_by
         return
     with pytest.raises(MismatchError) as caught:
         map_dump(dumps.folder, receipt)
-    assert caught.value.kind == ("dump-unreadable" if 0 < num_bytes < HEADER_BYTES else "dump-cut")
+    assert caught.value.kind == "dump-cut"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,10 @@ def test_a_header_that_is_none_is_refused(dumps: DumpBuilder, dump_path: Path, b
     content = dump_path.read_bytes()
     dump_path.write_bytes(header_with(body) + content[HEADER_BYTES:])
     with pytest.raises(MismatchError) as caught:
-        map_dump(dumps.folder, receipt)
+        prove_dump(map_dump(dumps.folder, receipt), receipt, JOB, SPEC)
+    assert caught.value.kind == "dump-unreadable"
+    with pytest.raises(MismatchError) as caught:
+        map_file(dump_path)
     assert caught.value.kind == "dump-unreadable"
 
 
@@ -97,15 +100,20 @@ def test_a_header_of_no_rows_is_refused(
     """Even where the file is just as long as such a dump would be."""
     receipt = dumps.write()
     dump_path.write_bytes(encode_header(replace(receipt, **change)).ljust(file_bytes, b"\0"))
+    for told in (receipt, replace(receipt, **change)):
+        with pytest.raises(MismatchError):
+            map_dump(dumps.folder, told)
     with pytest.raises(MismatchError):
-        map_dump(dumps.folder, receipt)
+        map_file(dump_path)
 
 
-def test_an_expected_receipt_that_fits_no_header_is_none_of_a_dump(dumps: DumpBuilder) -> None:
+def test_a_receipt_that_fits_no_header_is_of_no_dump(dumps: DumpBuilder) -> None:
     """The dump says itself what it is."""
     receipt = dumps.write()
-    absurd = replace(receipt, path="/" * HEADER_BYTES)
-    assert map_dump(dumps.folder, absurd).receipt == receipt
+    dump = map_dump(dumps.folder, receipt)
+    assert dump.receipt() == receipt
+    assert dump.is_of(receipt)
+    assert not dump.is_of(replace(receipt, path="/" * HEADER_BYTES))
 
 
 def test_the_receipt_must_be_proven_first(dumps: DumpBuilder) -> None:

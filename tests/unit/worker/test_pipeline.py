@@ -105,6 +105,27 @@ def test_a_mismatch_stores_nothing_and_frees_the_key(
     assert bench.num_stored() == 0
 
 
+def test_states_that_fail_their_proof_are_stored_nowhere(
+    tmp_path: Path, dumps: DumpBuilder, dump_path: Path
+) -> None:
+    """They are on their way to the disk by then; the next sample takes their place."""
+    bad, good = good_states(), good_states()
+    bad[3, 17] = 0x7FC0
+    answers = iter([bad, good])
+    bench = Bench(tmp_path, dumps, lambda: dumps.write(states=next(answers)))
+    with pytest.raises(MismatchError) as caught:
+        bench.pipeline.extract(JOB)
+    assert caught.value.kind == "states-not-finite"
+    assert not dump_path.exists()
+    assert bench.num_stored() == 0
+    assert bench.pipeline.extract(JOB).is_new
+    bench.shards.close()
+    with ShardReader(next(bench.shards_folder.glob("*.h5"))) as reader:
+        (entry,) = reader.samples
+        assert entry.token_offset == 0
+        assert reader.read(entry).states.tobytes() == good.tobytes()
+
+
 def test_a_job_of_another_spec_stops_the_worker(tmp_path: Path, dumps: DumpBuilder) -> None:
     """It came through a wrong queue; nothing is asked of the server."""
     bench = Bench(tmp_path, dumps, dumps.write)

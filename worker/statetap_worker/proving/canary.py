@@ -153,7 +153,7 @@ class Canary:
         slot, worst = max(errors.items(), key=lambda item: item[1])
         bound = MEDIAN_BOUNDS[self._spec.dtype]
         if worst > bound:
-            receipt = recorded.receipt
+            receipt = recorded.receipt()
             raise StopError(
                 "canary-drift",
                 f"{url} computes the canary prompt otherwise than was recorded: the middle row of "

@@ -13,7 +13,6 @@ from statetap_contract import (
     Prompt,
     StopError,
     dump_name,
-    encode_header,
 )
 from statetap_store.file_bytes import make_folders, sync_folder
 
@@ -49,7 +48,7 @@ class CanaryRecord:
             StopError: kind ``canary-record-unwritable``.
         """
         # The dump's key is this process's own; what a killed one left is written over.
-        own = self.path.with_name(f".{self.path.stem}.{dump.receipt.key}")
+        own = self.path.with_name(f".{self.path.stem}.{dump.receipt().key}")
         try:
             if self.path.exists():
                 return False
@@ -76,9 +75,10 @@ class CanaryRecord:
         """
         try:
             dump = map_file(self.path)
-            job = Job(dump.receipt.key, "canary", spec.digest, prompt)
-            prove_receipt(dump.receipt, job, spec)
-            prove_dump(dump, dump.receipt, job, spec)
+            receipt = dump.receipt()
+            job = Job(receipt.key, "canary", spec.digest, prompt)
+            prove_receipt(receipt, job, spec)
+            prove_dump(dump, receipt, job, spec)
         except MismatchError as error:
             raise StopError(
                 "canary-record-broken",
@@ -100,7 +100,7 @@ class CanaryRecord:
 
 def _write(path: Path, dump: Dump) -> None:
     with path.open("wb") as stream:
-        stream.write(encode_header(dump.receipt))
+        stream.write(dump.header)
         stream.write(dump.states.data)
         stream.write(dump.token_ids.data)
         stream.flush()

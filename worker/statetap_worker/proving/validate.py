@@ -11,16 +11,25 @@ from statetap_store import bad_rows
 from statetap_worker.proving.dump import Dump, map_dump
 
 
+def claimed_dump(folder: Path, receipt: Receipt, job: Job, server: ServerCapture) -> Dump:
+    """The dump that a proven receipt speaks of; ``prove_dump`` says whether it is that.
+
+    Raises:
+        MismatchError, TransientError: those of ``prove_receipt``, ``prove_origin`` and
+            ``map_dump``.
+    """
+    prove_receipt(receipt, job, server.spec)
+    prove_origin(receipt, server)
+    return map_dump(folder, receipt)
+
+
 def proven_dump(folder: Path, receipt: Receipt, job: Job, server: ServerCapture) -> Dump:
     """The dump that a receipt speaks of, with all that can be proven of it proven.
 
     Raises:
-        MismatchError, TransientError: those of ``prove_receipt``, ``prove_origin``, ``map_dump``
-            and ``prove_dump``.
+        MismatchError, TransientError: those of ``claimed_dump`` and ``prove_dump``.
     """
-    prove_receipt(receipt, job, server.spec)
-    prove_origin(receipt, server)
-    dump = map_dump(folder, receipt)
+    dump = claimed_dump(folder, receipt, job, server)
     prove_dump(dump, receipt, job, server.spec)
     return dump
 
@@ -75,11 +84,11 @@ def prove_dump(dump: Dump, receipt: Receipt, job: Job, spec: CaptureSpec) -> Non
     """Proves the dump's content, row by row.
 
     Raises:
-        MismatchError: kinds ``dump-receipt`` (the file is of another attempt), ``dump-token-ids``
-            (a row was computed from another token than the prompt has there), ``dump-checksum``,
-            ``states-not-finite``, ``states-zero-row``.
+        MismatchError: kinds ``dump-unreadable``, ``dump-receipt`` (the file is of another attempt),
+            ``dump-token-ids`` (a row was computed from another token than the prompt has there),
+            ``dump-checksum``, ``states-not-finite``, ``states-zero-row``.
     """
-    if dump.receipt != receipt:
+    if not dump.is_of(receipt):
         raise MismatchError(
             "dump-receipt", f"the dump of {job.key} is not the one that the receipt speaks of"
         )
