@@ -7,7 +7,7 @@ from typing import Final
 from statetap_contract import StopError
 
 #: No room: on the disk, in the quota, or under the file size limit.
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 #: The disk works, but not for this process.
 _FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -16,7 +16,7 @@ _FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 def stop_for(error: OSError, path: Path, task: str) -> StopError:
     """The StopError for a failed write: ``disk-full``, ``not-writable`` or ``shard-broken``."""
     reason = error.strerror or str(error)
-    if error.errno in _FULL:
+    if error.errno in NO_ROOM:
         return StopError(
             "disk-full", f"no room to {task} in {path} ({reason}): free some space, then try again"
         )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 from statetap_contract import Job, StatetapError, StopError
+from statetap_store.disk_errors import NO_ROOM
 
 from statetap_worker.failing.recall import Recalled
 from statetap_worker.failing.retry import Again, GiveUp, WaitForServer, counts, deadly_error, decide
@@ -63,7 +64,8 @@ def work_off(process: WorkerProcess, message: object, num_retries: int) -> Endin
     except StatetapError as error:
         return _stopped(error)
     except OSError as error:
-        return _stopped(StopError("disk-failed", f"cannot note what became of a prompt: {error}"))
+        kind = "disk-full" if error.errno in NO_ROOM else "disk-failed"
+        return _stopped(StopError(kind, f"cannot note what became of a prompt: {error}"))
     except Exception as error:
         logger.exception("unforeseen failure", key=_names_in(message)[1])
         return _stopped(StopError("unforeseen", f"{type(error).__name__}: {error}"))

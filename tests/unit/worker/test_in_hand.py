@@ -27,6 +27,17 @@ def test_nothing_is_left_by_a_process_that_ended_its_job(tmp_path: Path) -> None
         assert note.left is None
 
 
+def test_a_note_has_its_room_from_the_beginning(tmp_path: Path) -> None:
+    """It is written in place, on a disk that may be full by then."""
+    path = tmp_path / "notes" / "w-00"
+    with InHand(path) as note:
+        taken = path.stat()
+        assert taken.st_size == 160
+        assert taken.st_blocks > 0
+        with note.holding(JOB):
+            assert path.stat().st_size == taken.st_size
+
+
 def test_the_successor_of_a_killed_process_knows_what_it_had(tmp_path: Path) -> None:
     """A real kill -9."""
     path = tmp_path / "notes" / "w-00"

@@ -51,6 +51,18 @@ def test_whoever_asks_is_told_of_each_stop() -> None:
     assert told == [1, 1]
 
 
+def test_a_failure_of_whoever_is_told_comes_out_nowhere() -> None:
+    """It would look like a failure of whatever the process is at, and lose its message."""
+
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    recall = Recall(fail)
+    stop()
+    with pytest.raises(Recalled), recall.interrupts(Urgency.WAITING):
+        pytest.fail("a wait began")
+
+
 def test_a_child_that_is_gone_is_no_error() -> None:
     """It may have ended a moment ago."""
     pid = os.fork()

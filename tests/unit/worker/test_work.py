@@ -236,7 +236,7 @@ def test_a_ledger_that_cannot_be_written_stops_the_worker() -> None:
     back = ending(StubProcess(REFUSED, is_ledger_broken=True))
     assert isinstance(back, PutBack)
     assert isinstance(back.stop, StopError)
-    assert back.stop.kind == "disk-failed"
+    assert back.stop.kind == "disk-full"
     assert "No space left on device" in back.why
 
 

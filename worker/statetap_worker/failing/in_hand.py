@@ -45,6 +45,8 @@ class InHand:
         try:
             path.parent.mkdir(exist_ok=True)
             self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            # A disk that is full later has room for notes all the same.
+            os.posix_fallocate(self._fd, 0, _NOTE_BYTES)
         except OSError as error:
             raise StopError("note-unwritable", f"cannot write {path}: {error.strerror}") from error
         #: What the process before this one was at when it died.

@@ -31,7 +31,8 @@ class Recall:
     """Made in a child; its signal interrupts only what says that it may be.
 
     Args:
-        on_signal: called with each signal, whatever the process is at.
+        on_signal: called with each signal, whatever the process is at. Its OSError is nobody's: it
+            would come out of whatever that is, and be taken for its failure.
     """
 
     def __init__(self, on_signal: Callable[[], None]) -> None:
@@ -53,7 +54,8 @@ class Recall:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._num_signals += 1
-        self._on_any()
+        with suppress(OSError):
+            self._on_any()
         if self._needed is not None and self._num_signals >= self._needed:
             raise Recalled
 
