@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,14 @@ from .numbered import PROVENANCE, SHARD_BYTES, SPEC, sample
 
 #: What precedes the numbers of samples that are durable, one line a commit.
 ACKNOWLEDGED: Final = "acknowledged "
+
+
+class DisprovenError(Exception):
+    """A sample is not what it should be."""
+
+
+def _disprove() -> None:
+    raise DisprovenError
 
 
 class Deliverer:
@@ -25,7 +34,11 @@ class Deliverer:
     def append(self, numbers: Iterable[int]) -> None:
         """Writes samples, without a commit."""
         for number in numbers:
-            self.shards.append(*sample(number))
+            right, wrong = sample(number), sample(number + 1)
+            # What fails its proof is written, too, and must never be taken for a sample.
+            with suppress(DisprovenError):
+                self.shards.append(right[0], *wrong[1:], proof=_disprove)
+            self.shards.append(*right, proof=lambda: None)
 
     def deliver(self, numbers: list[int]) -> None:
         """Stores samples with one commit, and acknowledges them by a single write."""

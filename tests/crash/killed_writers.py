@@ -43,8 +43,8 @@ class NotingSet(ShardSet):
         _NOTE[0] = _ROLLING_OVER
         super().seal()
 
-    def append(self, *sample: Any) -> bool:
-        is_new = super().append(*sample)
+    def append(self, *sample: Any, **how: Any) -> bool:
+        is_new = super().append(*sample, **how)
         _NOTE[0] = _APPENDING
         return is_new
 
