@@ -11,12 +11,16 @@ from types import ModuleType
 
 import hypothesis
 import pytest
+from statetap_contract.api_key import API_KEY_VARIABLE
 from statetap_local.services import LocalRedis, LocalServer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Nothing may look for a model hub, and nothing would find one.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A server asks for a key where its test says so. A developer's own would close all the others.
+os.environ.pop(API_KEY_VARIABLE, None)
 
 # Started in the background, a process has Ctrl-C ignored, and so has all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--chaos-seed", type=int, help="the same seed, the same schedule; else any")
     group.addoption("--soak-samples", type=int, default=300, help="prompts of the run")
     group.addoption("--soak-seed", type=int, default=1, help="the same seed, the same prompts")
+    group.addoption("--compose", action="store_true", help="run containers; takes Docker and root")
     group.addoption("--crash-only", metavar="STATE", help="only this crash, such as power-17")
 
 

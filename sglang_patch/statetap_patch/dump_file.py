@@ -8,6 +8,7 @@ from pathlib import Path
 import xxhash
 from statetap_contract import HEADER_BYTES, Receipt, decode_header, dump_name, layout_of
 from statetap_contract.dump import encode_header
+from statetap_contract.regular_file import open_regular
 
 from statetap_patch.space import take_over
 
@@ -24,6 +25,7 @@ class DumpFile:
 
         Raises:
             OSError: the reservation is gone, or of another size.
+            ValueError: something else was put in its place.
         """
         self._folder = folder
         self._draft = draft
@@ -32,8 +34,8 @@ class DumpFile:
         self._temporary = take_over(folder, draft.attempt)
         self._fd: int | None = None
         try:
-            self._fd = os.open(self._temporary, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:  # too many open files, for one
+            self._fd = open_regular(self._temporary, os.O_WRONLY)
+        except (OSError, ValueError):  # too many open files, for one
             self._temporary.unlink(missing_ok=True)
             raise
         if (size := os.fstat(self._fd).st_size) != self._layout.file_bytes:
@@ -96,7 +98,7 @@ class DumpFile:
 def read_receipt(folder: Path, key: str) -> Receipt | None:
     """The receipt of a published dump; None when there is none, or none that can be read."""
     try:
-        with (folder / dump_name(key)).open("rb") as stream:
+        with os.fdopen(open_regular(folder / dump_name(key), os.O_RDONLY), "rb") as stream:
             return decode_header(stream.read(HEADER_BYTES))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):  # the last from brackets, deep enough
         return None

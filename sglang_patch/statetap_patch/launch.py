@@ -1,7 +1,6 @@
 """``statetap-sglang``: checks what can be checked, then becomes a patched SGLang server."""
 
 import argparse
-import fcntl
 import importlib.util
 import os
 import socket
@@ -10,19 +9,17 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from statetap_contract import MissingError, ModelFolder, StatetapError, UsageError
+from statetap_contract.api_key import API_KEY_VARIABLE, api_key
 
 from statetap_patch.cpu import PLATFORM_NAME
+from statetap_patch.dump_folder import check_dump_folder, claim
 from statetap_patch.layers import raw_layer_ids
 from statetap_patch.settings import PatchSettings
-from statetap_patch.space import sweep
 
 #: Tokens that the key-value pool of a CPU server holds, at least. SGLang would take half of the
 #: memory, and its allocator copies the list of free slots for each captured request that ends: with
 #: a small model that was a fifth of the scheduler's time.
 _POOL_TOKENS: Final = 32_768
-
-#: Held by the one server of a dump folder.
-_LOCK: Final = ".lock"
 
 #: Arguments that the launcher sets itself, or that would change states without changing the spec.
 _OWNED: Final = (
@@ -52,6 +49,9 @@ _OWNED: Final = (
     "--speculative-algorithm",
 )
 
+#: Given by the environment.
+_API_KEY: Final = "--api-key"
+
 
 def main() -> None:
     """Entry point of the command."""
@@ -70,23 +70,31 @@ def prepare(
     """The command line and environment of the server.
 
     Raises:
-        UsageError: layers, dtype or arguments that cannot work.
-        MissingError: no SGLang, no model, no dump folder, or a port that is taken.
+        UsageError: layers, dtype, arguments or an API key that cannot work.
+        MissingError: no SGLang, no model, a dump folder that cannot be used, or a port that
+            is taken.
     """
     for argument in sglang_arguments:
         name = argument.split("=")[0]
         # SGLang takes abbreviations.
+        if name.startswith("--") and _API_KEY.startswith(name):
+            raise UsageError(
+                "api-key",
+                f"{name} would show the key to everyone on this host; put it into "
+                f"{API_KEY_VARIABLE} instead",
+            )
         if name.startswith("--") and any(owned.startswith(name) for owned in _OWNED):
             raise UsageError(
                 "argument-owned",
                 f"{argument} is set by statetap-sglang, or would change states without changing "
                 "their capture spec; leave it out",
             )
+    api_key()  # which the server reads itself, and would end for much later
     model = ModelFolder.read(arguments.model)
     layers = tuple(arguments.layers) if arguments.layers else None
     spec = model.spec(layers, arguments.dtype, arguments.norm)
     raw_ids = raw_layer_ids(model.architecture, spec.layers, model.num_layers)
-    dumps = _dump_folder(arguments.dumps, spec.row_bytes * model.context_length)
+    dumps = check_dump_folder(arguments.dumps, spec.row_bytes * model.context_length)
     _check_port(arguments.host, arguments.port)
     if importlib.util.find_spec("sglang") is None:
         raise MissingError(
@@ -94,7 +102,7 @@ def prepare(
             f"sglang is not installed beside {sys.executable}; use the statetap-sglang of the "
             "environment that has it, .venv-server after make install",
         )
-    _claim(dumps)
+    claim(dumps)
     settings = PatchSettings(
         dumps, spec, raw_ids, arguments.keep, is_any_version=arguments.any_sglang_version
     )
@@ -127,41 +135,6 @@ def prepare(
         environment["SGLANG_PLATFORM"] = PLATFORM_NAME
         environment.pop("SGLANG_USE_CPU_ENGINE", None)
     return command + sglang_arguments, environment
-
-
-def _dump_folder(path: Path, largest_dump_bytes: int) -> Path:
-    """Checks that the folder can be written to and has room for the longest prompt."""
-    path = path.resolve()
-    if not path.is_dir():
-        raise MissingError("dumps-missing", f"{path} is not a folder; make it, on shared memory")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise MissingError("dumps-unwritable", f"{path} cannot be written to; change its owner")
-    stat = os.statvfs(path)
-    total_bytes = stat.f_frsize * stat.f_blocks
-    if total_bytes < largest_dump_bytes:
-        raise MissingError(
-            "dumps-too-small",
-            f"{path} has {total_bytes / 2**20:.0f} MiB and one prompt of full context length "
-            f"needs {largest_dump_bytes / 2**20:.0f} MiB; enlarge it (Docker: --shm-size)",
-        )
-    return path
-
-
-def _claim(dumps: Path) -> None:
-    """Makes this process the folder's only server, and clears what an earlier one left unfinished.
-
-    The lock lives as long as the process does, across ``execve``.
-    """
-    fd = os.open(dumps / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(fd)
-        raise MissingError(
-            "dumps-in-use", f"another server publishes dumps in {dumps}; give this one its own"
-        ) from error
-    os.set_inheritable(fd, True)
-    sweep(dumps)
 
 
 def _check_port(host: str, port: int) -> None:
@@ -201,7 +174,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="statetap-sglang",
         description="Serve a model with SGLang and dump the hidden states of the prompts that "
-        "ask for it. Arguments not listed here are passed on to SGLang.",
+        "ask for it. Arguments not listed here are passed on to SGLang. The API key that it wants "
+        f"of its clients, if any, is read from the environment: {API_KEY_VARIABLE}.",
         allow_abbrev=False,
     )
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="model folder")

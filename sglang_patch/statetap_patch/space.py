@@ -34,7 +34,7 @@ def reserve(folder: Path, attempt: str, num_bytes: int) -> None:
         OSError: no room (ENOSPC, EDQUOT), or a folder that cannot be written to.
     """
     path = _reserved_path(folder, attempt)
-    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, num_bytes)
     except OSError:
@@ -85,7 +85,7 @@ def expire(folder: Path, keep_s: float) -> int:
         if not is_dump_name(file.name):
             continue
         try:
-            if time.time() - file.stat().st_mtime > keep_s:
+            if time.time() - file.lstat().st_mtime > keep_s:
                 file.unlink()
                 num_removed += 1
         except FileNotFoundError:
@@ -97,7 +97,7 @@ def expire(folder: Path, keep_s: float) -> int:
 
 def keep(path: Path) -> None:
     """Starts a published dump's time anew, because its receipt was handed out again."""
-    os.utime(path)
+    os.utime(path, follow_symlinks=False)
 
 
 def _reserved_path(folder: Path, attempt: str) -> Path:

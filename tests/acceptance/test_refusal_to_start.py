@@ -47,7 +47,7 @@ def start(tiny_model: Path, tmp_path: Path) -> Start:
     def start_beside(plugin: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = write_plugin(tmp_path, plugin)
         dumps = tmp_path / "dumps"
-        dumps.mkdir()
+        dumps.mkdir(mode=0o700)
         command = [
             str(SERVER_ENVIRONMENT / "bin" / "statetap-sglang"),
             "--cpu",

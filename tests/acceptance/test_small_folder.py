@@ -36,7 +36,7 @@ FOLDER_BYTES = 5 << 20
 def dumps() -> Iterator[Path]:
     """A tmpfs of 5 MiB. To mount one takes root, and a container that is allowed to."""
     folder = Path(tempfile.mkdtemp(prefix="statetap-test-"))
-    command = ["mount", "-t", "tmpfs", "-o", f"size={FOLDER_BYTES}", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={FOLDER_BYTES},mode=0700", "tmpfs", str(folder)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode:
         folder.rmdir()

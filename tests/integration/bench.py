@@ -31,13 +31,21 @@ RUN = "a-run"
 class Bench:
     """One worker of two processes beside a stand-in server, with a queue of its own."""
 
-    def __init__(self, tmp_path: Path, local_redis: LocalRedis, server: StandInServer) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        local_redis: LocalRedis,
+        server: StandInServer,
+        redis_url: str | None = None,
+    ) -> None:
         self.server = server
+        #: Where the worker and Celery find Redis.
+        self.redis_url = redis_url or local_redis.url
         self.runs = tmp_path / "runs"
         self.runs.mkdir()
         self.redis = local_redis
         self._app = Celery("test")
-        self._app.conf.update(celery_settings(local_redis.url))
+        self._app.conf.update(celery_settings(self.redis_url))
         self._log = tmp_path / "worker.log"
         self.worker = self.start_worker()
 
@@ -51,7 +59,7 @@ class Bench:
             "--processes=2",
             "--shard-gib=0.01",
         ]
-        return Service("worker", command, self._log, {"STATETAP_REDIS": self.redis.url})
+        return Service("worker", command, self._log, {"STATETAP_REDIS": self.redis_url})
 
     def send(self, *arguments: Any, spec: CaptureSpec = SPEC) -> None:
         self._app.send_task(TASK_NAME, args=arguments, queue=queue_name(spec.digest))

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import redis
 from statetap_contract import MissingError, StatetapError, UsageError
+from statetap_contract.api_key import api_key
+from statetap_contract.encryption import encryption_fault
 
 from statetap_worker import log_lines
 from statetap_worker.app import WorkerShell
@@ -59,7 +61,7 @@ def main() -> None:
             name_taken(settings.runs / WORKERS_FOLDER, settings.name),
             scrape_point(settings) as point,
         ):
-            server = Server(settings.server_url)
+            server = Server(settings.server_url, api_key=settings.api_key)
             capture = server.wait_until_ready(_SERVER_WAIT_S)
             canary = Canary(settings, capture, f"{settings.name}-parent")
             canary.wait_until_reproduced(server, _SERVER_WAIT_S)
@@ -104,6 +106,7 @@ def _settings(arguments: argparse.Namespace) -> WorkerSettings:
         num_processes=arguments.processes,
         shard_bytes=int(arguments.shard_gib * _GIB),
         metrics_address=_metrics_address(arguments.metrics_port),
+        api_key=api_key(),
     )
 
 
@@ -145,6 +148,8 @@ def _check_redis(url: str) -> None:
             "redis-refused", f"Redis refuses the password in --redis: {error}"
         ) from error
     except redis.RedisError as error:
+        if fault := encryption_fault(error):
+            raise MissingError("redis-untrusted", f"Redis is not used: {fault}") from error
         raise MissingError(
             "redis-unreachable", f"Redis cannot be reached ({error}); start it or mend --redis"
         ) from error
@@ -169,7 +174,8 @@ def _parser() -> argparse.ArgumentParser:
         "--server",
         default="http://127.0.0.1:30000",
         metavar="URL",
-        help="the SGLang server that it extracts through, on this host (%(default)s)",
+        help="the SGLang server that it extracts through, on this host (%(default)s); its key, if "
+        "it has one, is read from the environment: STATETAP_API_KEY",
     )
     parser.add_argument(
         "--redis",

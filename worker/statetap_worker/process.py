@@ -61,7 +61,7 @@ class WorkerProcess:
         self._settings = settings
         self._capture = capture
         self._slot_name = f"{settings.name}-{slot:02d}"
-        self._server = Server(settings.server_url)
+        self._server = Server(settings.server_url, api_key=settings.api_key)
         self._canary = Canary(settings, capture, self._slot_name)
         #: Until when the server is certainly the one that hands were shaken with. By the monotonic
         #: clock: a server that was heard of just now has not been started anew.

@@ -1,7 +1,7 @@
 """What one worker is told, once, by its command line."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,8 @@ class WorkerSettings:
 
     #: Base URL of the patched SGLang server.
     server_url: str
-    redis_url: str
+    #: It may hold a password, which no log shall show.
+    redis_url: str = field(repr=False)
     #: The server's dump folder, as this host sees it.
     dumps: Path
     #: Holds one folder per run; shards and ledger go to ``<runs>/<run>/``.
@@ -31,3 +32,5 @@ class WorkerSettings:
     shard_bytes: int
     #: Host and port on which metrics are served, None where they are not.
     metrics_address: tuple[str, int] | None = None
+    #: Key of the server, None where it asks for none.
+    api_key: str | None = field(default=None, repr=False)

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 
 import httpx
 from statetap_contract import MissingError, RejectError, UsageError
+from statetap_contract.api_key import api_key, authorization, key_refused, wants_key
 
 from statetap_producer.generating.json_form import json_form
 from statetap_producer.reading.turns import ASSISTANT, message_of
@@ -90,12 +91,13 @@ class ChatClient:
             num_in_flight: the most requests at a time.
 
         Raises:
-            UsageError: kind ``server-url``, ``model-unknown`` or ``model-not-given``.
-            MissingError: kind ``server-unreachable`` or ``server-refuses``.
+            UsageError: kind ``server-url``, ``api-key``, ``model-unknown`` or ``model-not-given``.
+            MissingError: kind ``server-unreachable``, ``server-key`` or ``server-refuses``.
         """
         try:
             http = httpx.AsyncClient(
                 base_url=url,
+                headers=authorization(api_key()),
                 timeout=httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S, pool=None),
                 limits=httpx.Limits(max_connections=num_in_flight),
                 # A server of one's own is not reached through the environment's proxy.
@@ -131,7 +133,8 @@ class ChatClient:
                 those of ``json_form``; or those of ``message_of``: the answer is no turn of a
                 conversation.
             ServerFaultError: kind ``server-error``: it fails on this.
-            MissingError: kind ``server-unreachable`` or ``server-refuses``: no request is answered.
+            MissingError: kind ``server-unreachable``, ``server-key`` or ``server-refuses``: no
+                request is answered.
         """
         body: dict[str, Any] = {
             "model": self.model,
@@ -275,11 +278,12 @@ def _told(response: httpx.Response) -> str:
 
 
 def _refuses(http: httpx.AsyncClient, response: httpx.Response) -> MissingError:
+    if wants_key(response.status_code):
+        return MissingError("server-key", key_refused(_address(http)))
     return MissingError(
         "server-refuses",
         f"the server at {_address(http)} answers {response.status_code} to "
-        f"{response.request.url.path} ({_told(response)}); give the address of an SGLang server "
-        "that asks for no key",
+        f"{response.request.url.path} ({_told(response)}); give the address of an SGLang server",
     )
 
 

@@ -4,6 +4,7 @@ from typing import Final
 
 import httpx
 from statetap_contract import MissingError, ServerCapture, UsageError, agreed_capture
+from statetap_contract.api_key import api_key, authorization, key_refused, wants_key
 
 #: Seconds; a server that is busy with a prefill answers late.
 _TIMEOUT_S: Final = 15.0
@@ -13,13 +14,18 @@ def ask_server(url: str) -> ServerCapture:
     """The capture facts of the server at ``url``.
 
     Raises:
-        UsageError: kind ``server-url``.
-        MissingError: kind ``server-unreachable``, and those of ``agreed_capture``.
+        UsageError: kind ``server-url`` or ``api-key``.
+        MissingError: kind ``server-unreachable`` or ``server-key``, and those of
+            ``agreed_capture``.
     """
     try:
         # A server of one's own is not reached through the proxy that the environment names.
-        with httpx.Client(trust_env=False, timeout=_TIMEOUT_S) as client:
+        with httpx.Client(
+            headers=authorization(api_key()), trust_env=False, timeout=_TIMEOUT_S
+        ) as client:
             answer = client.get(f"{url.rstrip('/')}/server_info")
+        if wants_key(answer.status_code):
+            raise MissingError("server-key", key_refused(url))
         answer.raise_for_status()
         server_info = answer.json()
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:

@@ -12,6 +12,7 @@ from typing import Final
 
 import httpx
 from statetap_contract import MissingError, Prompt
+from statetap_contract.api_key import api_key, authorization
 
 #: Prompts at the server at once, as with a worker of as many processes.
 _IN_FLIGHT: Final = 16
@@ -43,6 +44,7 @@ def measure_prefill(url: str, prompts: Sequence[Prompt], vocab_size: int) -> Pre
         vocab_size: of the model.
 
     Raises:
+        UsageError: kind ``api-key``.
         MissingError: kind ``server-unreachable``: it does not answer, or refuses a prompt.
     """
 
@@ -64,7 +66,9 @@ def measure_prefill(url: str, prompts: Sequence[Prompt], vocab_size: int) -> Pre
     try:
         # A server of one's own is not reached through the proxy that the environment names.
         with (
-            httpx.Client(trust_env=False, timeout=_TIMEOUT_S) as client,
+            httpx.Client(
+                headers=authorization(api_key()), trust_env=False, timeout=_TIMEOUT_S
+            ) as client,
             ThreadPoolExecutor(_IN_FLIGHT) as threads,
         ):
             begun = time.monotonic()

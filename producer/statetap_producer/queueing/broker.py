@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import redis
 from redis.exceptions import NoPermissionError
 from statetap_contract import MissingError, UsageError
+from statetap_contract.encryption import encryption_fault
 from statetap_contract.transport import TAKEN_PATTERN, alive_name, taken_index_name
 
 #: Seconds after which a worker that gave no sign of life is not waited for.
@@ -38,8 +39,8 @@ class Broker:
 
     Raises:
         UsageError: kind ``redis-url``.
-        MissingError: kind ``redis-unreachable``, ``redis-password``, ``redis-full`` or
-            ``redis-foreign-key``; also by the methods.
+        MissingError: kind ``redis-unreachable``, ``redis-untrusted``, ``redis-password``,
+            ``redis-full`` or ``redis-foreign-key``; also by the methods.
     """
 
     def __init__(self, url: str) -> None:
@@ -153,6 +154,8 @@ def redis_error(address: str, error: redis.RedisError) -> MissingError:
             f"Redis at {address} holds something else under a name that statetap uses "
             f"({error}); give statetap a database of its own: redis://:PASSWORD@HOST:PORT/1",
         )
+    if fault := encryption_fault(error):
+        return MissingError("redis-untrusted", f"Redis at {address} is not used: {fault}")
     return MissingError(
         "redis-unreachable",
         f"Redis at {address} cannot be used ({error}); start it or correct its address",

@@ -10,7 +10,7 @@ import pytest
 import torch
 import xxhash
 from safetensors.torch import load_file
-from statetap_contract import CaptureRequest, CaptureSpec, dump_name
+from statetap_contract import HEADER_BYTES, CaptureRequest, CaptureSpec, dump_name
 from statetap_contract.dump import DumpLayout
 from statetap_patch.capture import Capture
 from statetap_patch.dump_file import read_receipt
@@ -275,7 +275,10 @@ def test_the_first_dump_of_a_key_wins(tmp_path: Path, writer: DumpWriter) -> Non
     assert [file.name for file in tmp_path.iterdir()] == [dump_name(KEY)]
 
 
-@pytest.mark.parametrize("broken", [b"", b"short", bytes(5000)])
+@pytest.mark.parametrize(
+    "broken",
+    [b"", b"short", bytes(5000), (HEADER_BYTES - 8).to_bytes(8, "little") + b"[" * HEADER_BYTES],
+)
 def test_a_file_that_is_no_dump_has_no_receipt(tmp_path: Path, broken: bytes) -> None:
     """A half-made file is never taken for a dump."""
     (tmp_path / dump_name(KEY)).write_bytes(broken)
@@ -356,3 +359,36 @@ def test_many_captures_at_once_use_all_threads(tmp_path: Path) -> None:
         assert torch.equal(tensors["states"], torch.cat(slots, dim=1))
     assert (writer.num_published, writer.num_failed) == (40, 0)
     assert {capture.lane for _, capture in captures} == set(range(NUM_THREADS))
+
+
+def test_a_link_in_place_of_a_dump_is_replaced(writer: DumpWriter) -> None:
+    """Not even one that leads to a dump of this prompt vouches for it."""
+    first = begin(writer)
+    feed(first, 0, 7, aux_and_last(7))
+    wait(first, writer)
+    path = writer.folder / dump_name(KEY)
+    elsewhere = path.rename(writer.folder / "elsewhere")
+    path.symlink_to(elsewhere)
+    assert read_receipt(writer.folder, KEY) is None
+    second = begin(writer, "a2")
+    feed(second, 0, 7, aux_and_last(7))
+    wait(second, writer)
+    assert not path.is_symlink()
+    receipt = read_receipt(writer.folder, KEY)
+    assert receipt is not None
+    assert receipt.attempt == "a2"
+
+
+def test_a_link_in_place_of_reserved_room_is_not_written_to(writer: DumpWriter) -> None:
+    """The capture fails, and what the link leads to stays as it was."""
+    num_bytes = DumpLayout(len(IDS), 12, "bfloat16").file_bytes
+    elsewhere = writer.folder / "elsewhere"
+    elsewhere.write_bytes(bytes(num_bytes))
+    (writer.folder / ".a1.reserved").symlink_to(elsewhere)
+    capture = Capture(writer, CaptureRequest(KEY, len(IDS), SPEC.digest), "a1", IDS)
+    writer.open(capture)
+    feed(capture, 0, 7, aux_and_last(7))
+    wait(capture, writer)
+    assert "no regular file" in str(capture.error)
+    assert elsewhere.read_bytes() == bytes(num_bytes)
+    assert read_receipt(writer.folder, KEY) is None

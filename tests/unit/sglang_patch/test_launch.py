@@ -1,6 +1,7 @@
 """What the launcher refuses, and the command line it builds."""
 
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -8,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from statetap_contract import MissingError, UsageError
+from statetap_contract import MissingError, UsageError, dump_name
 from statetap_local.service import free_port
 from statetap_patch import launch
 from statetap_patch.settings import PatchSettings
@@ -34,7 +35,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def dumps(tmp_path: Path) -> Path:
     folder = tmp_path / "dumps"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     return folder
 
 
@@ -99,6 +100,80 @@ def test_what_the_launcher_sets_cannot_be_set_again(model: Path, dumps: Path) ->
             prepare(f"--model={model}", f"--dumps={dumps}", argument)
 
 
+@pytest.mark.parametrize("argument", ["--api-key=s3cret", "--api-key", "--api=s3cret"])
+def test_a_key_on_the_command_line_is_refused(model: Path, dumps: Path, argument: str) -> None:
+    """Everyone on the host could read it; the sentence names where it goes, and not the key."""
+    with pytest.raises(UsageError, match="STATETAP_API_KEY") as caught:
+        prepare(f"--model={model}", f"--dumps={dumps}", argument)
+    assert caught.value.kind == "api-key"
+    assert "s3cret" not in caught.value.message
+
+
+def test_a_key_goes_to_the_server_by_its_environment(
+    model: Path, dumps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that no client could send is refused at once."""
+    monkeypatch.setenv("STATETAP_API_KEY", "s3cret")
+    command, environment = prepare(f"--model={model}", f"--dumps={dumps}")
+    assert environment["STATETAP_API_KEY"] == "s3cret"
+    assert "s3cret" not in " ".join(command)
+    monkeypatch.setenv("STATETAP_API_KEY", "two words")
+    with pytest.raises(UsageError, match="STATETAP_API_KEY"):
+        prepare(f"--model={model}", f"--dumps={dumps}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "cure"),
+    [(0o755, "chmod 700"), (0o770, "chmod 700"), (0o701, "chmod 700"), (0o1777, "mkdir -m 700")],
+)
+def test_a_folder_that_others_can_enter_is_refused(
+    model: Path, dumps: Path, mode: int, cure: str
+) -> None:
+    """With the command that closes it; nobody is told to close /dev/shm, which is for all."""
+    dumps.chmod(mode)
+    with pytest.raises(MissingError, match=f"{cure} {dumps}") as caught:
+        prepare(f"--model={model}", f"--dumps={dumps}")
+    assert caught.value.kind == "dumps-open"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("name", [".", ".lock", ".x.reserved", dump_name("ab" * 16)])
+def test_what_belongs_to_another_user_is_refused(model: Path, dumps: Path, name: str) -> None:
+    """From a time when they could enter, or because root was given their folder."""
+    path = dumps / name
+    if name != ".":
+        path.touch()
+    os.chown(path, 12345, 12345)
+    with pytest.raises(MissingError, match=rf"{path} belongs to .*uid 12345") as caught:
+        prepare(f"--model={model}", f"--dumps={dumps}")
+    assert caught.value.kind == "dumps-foreign"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_what_is_no_dump_is_nobodys_business(model: Path, dumps: Path) -> None:
+    """Such as the folder ``lost+found`` that a file system has at its top."""
+    (dumps / "lost+found").mkdir()
+    os.chown(dumps / "lost+found", 12345, 12345)
+    prepare(f"--model={model}", f"--dumps={dumps}")
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_what_stands_in_place_of_the_lock_is_refused(
+    model: Path,
+    dumps: Path,
+    is_link: bool,  # noqa: FBT001  a column of the table
+) -> None:
+    """By a link, a file would be made, or locked, wherever it leads; a folder is no lock."""
+    if is_link:
+        (dumps / ".lock").symlink_to(dumps.parent / "elsewhere")
+    else:
+        (dumps / ".lock").mkdir()
+    with pytest.raises(MissingError, match=r"\.lock is no regular file") as caught:
+        prepare(f"--model={model}", f"--dumps={dumps}")
+    assert caught.value.kind == "dumps-unusable"
+    assert not (dumps.parent / "elsewhere").exists()
+
+
 def test_a_taken_port_is_named(model: Path, dumps: Path) -> None:
     """Before half a minute of loading, not after."""
     with socket.socket() as taken:
@@ -122,6 +197,28 @@ def test_shared_memory_too_small_for_one_prompt_is_refused(
     with pytest.raises(MissingError, match=r"has 1 MiB .* needs 4 MiB") as caught:
         prepare(f"--model={model}", f"--dumps={dumps}")
     assert caught.value.kind == "dumps-too-small"
+
+
+@pytest.mark.parametrize(("num_mib", "is_said"), [(63, False), (64, True), (65, False)])
+def test_dockers_default_of_shared_memory_is_noticed(
+    model: Path,
+    dumps: Path,
+    num_mib: int,
+    is_said: bool,  # noqa: FBT001  a column of the table
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It has room for a prompt, so nothing fails; it is slow, and nobody would know why."""
+
+    class Room:
+        f_frsize, f_blocks = 1 << 20, num_mib
+
+    monkeypatch.setattr("os.statvfs", lambda _path: Room)
+    prepare(f"--model={model}", f"--dumps={dumps}")
+    said = capsys.readouterr().err
+    assert ("64 MB that Docker gives by default" in said) == is_said
+    # A row of four slots of 64 float32 has 1,024 bytes, and a prompt here 4,096 of them.
+    assert ("room for 16 prompts" in said) == is_said
 
 
 def test_a_dump_folder_has_one_server(model: Path, dumps: Path) -> None:

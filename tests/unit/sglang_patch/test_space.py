@@ -103,3 +103,21 @@ def test_housekeeping_runs_by_itself(tmp_path: Path) -> None:
             break
         time.sleep(0.05)
     assert names(tmp_path) == []
+
+
+def test_links_are_left_to_themselves(tmp_path: Path) -> None:
+    """Neither the age of what they lead to counts, nor is it changed."""
+    folder, target = tmp_path / "dumps", tmp_path / "target"
+    folder.mkdir()
+    target.touch()
+    os.utime(target, (0, 0))
+    dumps = [folder / dump_name(key) for key in (KEY, KEY[::-1])]
+    for dump, aim in zip(dumps, (target, tmp_path / "nowhere"), strict=True):
+        dump.symlink_to(aim)
+    keep(dumps[0])
+    assert target.stat().st_mtime == 0
+    assert expire(folder, 60) == 0
+    for dump in dumps:
+        os.utime(dump, (0, 0), follow_symlinks=False)
+    assert expire(folder, 60) == 2
+    assert target.exists()

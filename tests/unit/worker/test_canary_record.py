@@ -3,6 +3,7 @@
 import errno
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -139,9 +140,21 @@ def test_a_folder_that_cannot_be_made_is_named(record: CanaryRecord, dump: Dump)
     assert caught.value.kind == "canary-record-unwritable"
 
 
-def test_a_record_that_cannot_be_read_is_named(record: CanaryRecord) -> None:
-    """A folder in its place, for example."""
+def test_a_folder_in_the_record_s_place_is_no_record(record: CanaryRecord) -> None:
+    """Nor is a link or a pipe."""
     record.path.mkdir(parents=True)
+    assert_broken(record)
+
+
+def test_a_record_that_cannot_be_read_is_named(
+    record: CanaryRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permissions mean nothing to root, who may run this test."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.open", refuse)
     with pytest.raises(StopError, match="cannot read") as caught:
         kept(record)
     assert caught.value.kind == "canary-record-unreadable"

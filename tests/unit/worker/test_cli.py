@@ -49,6 +49,15 @@ def test_mistakes_get_a_sentence(arguments: list[str], code: int, reason: str) -
     assert reason in ended.stderr
 
 
+def test_a_key_that_no_header_can_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told at the start, without the key."""
+    monkeypatch.setenv("STATETAP_API_KEY", "two words")
+    ended = run("--dumps=.", "--runs=.", "--redis=redis://127.0.0.1:1")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("statetap-worker: the key in STATETAP_API_KEY must be")
+    assert "two words" not in ended.stderr
+
+
 @pytest.mark.parametrize("password", ["secret-word", "secret/word", "secret#word", "secret@word"])
 def test_the_password_is_not_shown(password: str) -> None:
     """Errors end in logs that others read, however odd the password."""

@@ -1,5 +1,6 @@
 """A file is read only as far as it is what its header and the receipt say."""
 
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -120,3 +121,20 @@ def test_the_receipt_must_be_proven_first(dumps: DumpBuilder) -> None:
     """A key that is none never becomes part of a path."""
     with pytest.raises(MismatchError, match="key"):
         prove_receipt(replace(dumps.write(), key="../../etc/passwd"), JOB, SPEC)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("what", ["link", "pipe", "folder"])
+def test_what_is_no_file_is_refused(dumps: DumpBuilder, dump_path: Path, what: str) -> None:
+    """Not even a link to the very dump is followed, and a pipe is not waited for."""
+    receipt = dumps.write()
+    dump_path.rename(dumps.folder / "elsewhere")
+    if what == "link":
+        dump_path.symlink_to(dumps.folder / "elsewhere")
+    elif what == "pipe":
+        os.mkfifo(dump_path)
+    else:
+        dump_path.mkdir()
+    with pytest.raises(MismatchError, match="no regular file") as caught:
+        map_dump(dumps.folder, receipt)
+    assert caught.value.kind == "dump-unreadable"

@@ -232,3 +232,30 @@ def test_only_plain_http_is_spoken(url: str) -> None:
     """An address that says otherwise is refused, not asked in another way."""
     with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:30000"):
         Peer(url)
+
+
+@pytest.mark.parametrize(
+    ("key", "header"), [("s3cret", b"\r\nAuthorization: Bearer s3cret\r\n"), (None, None)]
+)
+def test_the_key_is_shown_with_every_request(key: str | None, header: bytes | None) -> None:
+    """Where there is one; before the body, as headers are."""
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                heard.append(connection.recv(65536))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(BrokenOffError):
+            Peer(url, key).exchange("POST", "/generate", b"{}", timeout_s=10)
+        thread.join(10)
+    (request,) = heard
+    if header is None:
+        assert b"Authorization" not in request
+    else:
+        assert request.count(header) == 1
+        assert request.endswith(b"\r\n\r\n{}")

@@ -17,7 +17,7 @@ ERRORS = {
 }
 
 #: What a worker uses of the contract that raises errors of its own.
-CONTRACT = ("handshake.py", "job.py")
+CONTRACT = ("api_key.py", "handshake.py", "job.py")
 
 PREFIX = "statetap_store."
 

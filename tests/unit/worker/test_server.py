@@ -218,7 +218,7 @@ def test_the_handshake_gives_the_spec() -> None:
             "server-writer-dead",
         ),
         (reply(503, b""), "server-not-ready"),
-        (reply(401, b""), "server-not-ready"),
+        (reply(401, b""), "server-key"),
         (reply(200, b"<html>"), "server-unreachable"),
         (reply(200, b"[" * 100_000), "server-unreachable"),
         (MismatchError("answer-too-long", "m"), "server-unreachable"),
@@ -242,3 +242,15 @@ def test_waiting_ends_when_the_time_is_up() -> None:
     """A server that never comes is an error in the end."""
     with pytest.raises(MissingError, match="no SGLang server"):
         server_that(says=UnreachableError("refused")).wait_until_ready(-1)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_is_refused_is_no_matter_of_time(status: int) -> None:
+    """It says where the key belongs; a worker at work stops, and blames no prompt."""
+    refusal = reply(status, {"error": "Unauthorized"})
+    with pytest.raises(MissingError, match="STATETAP_API_KEY") as missing:
+        server_that(says=refusal).wait_until_ready(60)
+    assert missing.value.kind == "server-key"
+    with pytest.raises(StopError, match="STATETAP_API_KEY") as stop:
+        server_that(says=refusal, answers=refusal).capture(JOB)
+    assert stop.value.kind == "server-key"

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from statetap_contract import MismatchError, UsageError
+from statetap_contract.api_key import authorization
 
 #: What a server says fits many times.
 _MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
@@ -65,12 +66,13 @@ class Peer:
 
     Args:
         url: like ``http://127.0.0.1:30000``, with a path where all its paths begin with one.
+        api_key: shown with every request; a server without a key does not look at it.
 
     Raises:
         UsageError: kind ``server-url``.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise UsageError(
@@ -78,8 +80,8 @@ class Peer:
             )
         self._url = url
         self._address = (parts.hostname, parts.port or http.client.HTTP_PORT)
-        self._host = parts.netloc.rpartition("@")[2]
         self._path = parts.path.rstrip("/")
+        self._headers = {"Host": parts.netloc.rpartition("@")[2]} | authorization(api_key)
 
     def exchange(
         self, method: str, path: str, body: bytes | None, *, timeout_s: float
@@ -117,10 +119,9 @@ class Peer:
                 raise BrokenOffError(f"{type(error).__name__}: {error}") from error
 
     def _request(self, method: str, path: str, body: bytes | None) -> bytes:
-        head = (
-            f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host}\r\n"
-            "Connection: close\r\nAccept-Encoding: identity\r\n"
-        )
+        head = f"{method} {self._path}{path} HTTP/1.1\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in self._headers.items())
+        head += "Connection: close\r\nAccept-Encoding: identity\r\n"
         if body is not None:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return f"{head}\r\n".encode("ascii") + (body or b"")

@@ -19,6 +19,7 @@ from statetap_contract import (
     TransientError,
     agreed_capture,
 )
+from statetap_contract.api_key import key_refused, wants_key
 
 from statetap_worker.asking.exchange import (
     ExchangeError,
@@ -73,23 +74,26 @@ class Server:
     Args:
         url: its address.
         peer: what is asked, where that is not simply the server at the address.
+        api_key: shown to the server at the address.
     """
 
-    def __init__(self, url: str, peer: Peer | None = None) -> None:
+    def __init__(self, url: str, peer: Peer | None = None, *, api_key: str | None = None) -> None:
         self.url = url
-        self._peer = Peer(url) if peer is None else peer
+        self._peer = Peer(url, api_key) if peer is None else peer
 
     def handshake(self) -> ServerCapture:
         """What the server captures.
 
         Raises:
             MissingError: kinds ``server-unreachable`` and ``server-not-ready``, which time may
-                mend, and those of ``agreed_capture``, which it will not.
+                mend; ``server-key`` and those of ``agreed_capture``, which it will not.
         """
         try:
             answer = self._peer.exchange(
                 "GET", "/server_info", None, timeout_s=_HANDSHAKE_TIMEOUT_S
             )
+            if wants_key(answer.status):
+                raise MissingError("server-key", key_refused(self.url))
             if answer.status != HTTPStatus.OK:
                 raise MissingError(
                     "server-not-ready",
@@ -147,7 +151,7 @@ class Server:
                 ``dumps-full``, ``key-in-flight``, ``request-aborted``.
             RejectError: kind ``request-refused``: no retry can help.
             StopError: kinds ``server-unpatched``: it answered, but captured nothing;
-                ``spec-differs``; and those of ``agreed_capture``.
+                ``spec-differs``; ``server-key``; and those of ``agreed_capture``.
             MismatchError: kinds ``receipt-unreadable`` and ``answer-too-long``.
         """
         try:

@@ -18,6 +18,7 @@ from statetap_contract import (
     encode_header,
     layout_of,
 )
+from statetap_contract.regular_file import open_regular
 from statetap_store import storage_dtype
 
 
@@ -85,7 +86,10 @@ def map_file(path: Path) -> Dump:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fd = open_regular(path, os.O_RDONLY)
+    except ValueError as error:
+        raise MismatchError("dump-unreadable", str(error)) from error
     try:
         if not os.fstat(fd).st_size:  # such a file cannot be mapped
             raise MismatchError("dump-cut", f"{path} is empty")
