@@ -7,25 +7,30 @@ SERVER_VENV := .venv-server
 PACKAGES := contract store producer worker sglang_patch infra/local
 
 
-.PHONY: help install demo test stress crash chaos soak architectures check bench lock clean
+.PHONY: help install demo test test-compose stress crash chaos soak architectures check audit bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 install: $(VENV)/.installed $(SERVER_VENV)/.installed ## make both environments; leaves the command in .venv/bin/statetap
 
-$(VENV)/.installed: requirements/main.lock $(PACKAGES:=/pyproject.toml)
+# Nothing but what the locks name, by version and hash. Torch comes last, with the needs of its build.
+PIP_INSTALL := install --quiet --disable-pip-version-check
+LOCKED := $(PIP_INSTALL) --no-deps --require-hashes
+
+$(VENV)/.installed: requirements/main.lock requirements/torch.lock $(PACKAGES:=/pyproject.toml)
 	$(PYTHON) -c 'import sys; sys.exit("statetap needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/main.lock
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
+	$(VENV)/bin/pip $(LOCKED) -r requirements/main.lock
+	$(VENV)/bin/pip $(PIP_INSTALL) -r requirements/torch.lock
+	$(VENV)/bin/pip $(PIP_INSTALL) --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
 	touch $@
 
-$(SERVER_VENV)/.installed: requirements/server.lock requirements/server-nodeps.lock contract/pyproject.toml sglang_patch/pyproject.toml
+$(SERVER_VENV)/.installed: requirements/server.lock requirements/server-nodeps.lock requirements/torch.lock contract/pyproject.toml sglang_patch/pyproject.toml
 	$(PYTHON) -m venv $(SERVER_VENV)
-	$(SERVER_VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/server.lock
-	$(SERVER_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/server-nodeps.lock
-	$(SERVER_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e ./contract -e ./sglang_patch
+	$(SERVER_VENV)/bin/pip $(LOCKED) -r requirements/server.lock -r requirements/server-nodeps.lock
+	$(SERVER_VENV)/bin/pip $(PIP_INSTALL) -r requirements/torch.lock
+	$(SERVER_VENV)/bin/pip $(PIP_INSTALL) --no-deps --no-build-isolation -e ./contract -e ./sglang_patch
 	touch $@
 
 demo: install ## extract the example dataset end to end; KEEP=1 leaves it running for a look at Flower
@@ -33,6 +38,10 @@ demo: install ## extract the example dataset end to end; KEEP=1 leaves it runnin
 
 test: install ## unit, integration and acceptance tests, the latter on a real SGLang server
 	$(VENV)/bin/pytest
+
+test-compose: install ## docker compose up for real, with everything killed in turn; Debian, as root
+	infra/install-docker.sh
+	$(VENV)/bin/pytest -s tests/compose --compose
 
 stress: install ## 5,000 captures with everything at once on a real server; SEED=n for other requests
 	$(VENV)/bin/pytest -s tests/acceptance/test_stress.py --stress-requests=5000 $(if $(SEED),--stress-seed=$(SEED))
@@ -56,6 +65,9 @@ check: install ## formatting, lint, types, import rules, duplicate names
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python infra/check_names.py $(PACKAGES)
 
+audit: ## known vulnerabilities of the pinned dependencies; asks PyPI
+	infra/audit.sh $(PYTHON)
+
 bench: install ## the measurements behind the README's figures
 	$(VENV)/bin/python benchmarks/capture_overhead.py
 	$(VENV)/bin/python benchmarks/builtin_rows.py
@@ -70,6 +82,7 @@ bench: install ## the measurements behind the README's figures
 	$(VENV)/bin/python benchmarks/end_to_end.py
 	$(VENV)/bin/python benchmarks/canary_drift.py
 	$(VENV)/bin/python benchmarks/worker_overhead.py
+	$(VENV)/bin/python benchmarks/redis_load.py
 
 lock: ## resolve requirements/*.in anew into requirements/*.lock
 	infra/lock.sh $(PYTHON)

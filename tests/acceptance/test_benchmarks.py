@@ -86,6 +86,20 @@ def test_the_whole_way_keeps_up_with_a_bare_client(
     assert ours / bare > 1 / 20
 
 
+def test_what_a_worker_asks_of_redis_is_counted(
+    benchmark_script: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    """Some commands a sample, a connection at least for parent and children, some memory."""
+    script = benchmark_script("redis_load")
+    load = script.measure(2, 40, idle_s=3.0, folder=tmp_path)
+    assert load.num_connections >= 3
+    # It is taken, leased, given back and acknowledged; hundreds would be another class.
+    assert 4 < load.commands_sample < 200
+    assert 0 < load.idle_commands_s < 100
+    # Three Python processes; what they share is counted once.
+    assert 30e6 < load.memory_bytes < 3e9
+
+
 def test_a_benchmark_fails_when_its_bound_is_missed(
     benchmark_script: Callable[[str], ModuleType],
 ) -> None:

@@ -81,13 +81,18 @@ class MeasuredWorker:
         Raises:
             MissingError: kind ``service-failed``: the worker ended, or has not stored all in time.
         """
+        begun = self.give(run, prompts)
+        self._worker.wait_until(lambda: self._has_stored(run, len(prompts)), timeout_s)
+        return time.perf_counter() - begun
+
+    def give(self, run: str, prompts: Sequence[Prompt]) -> float:
+        """Gives the worker all prompts at once; when that was, by ``time.perf_counter``."""
         digest = self.capture.spec.digest
         messages = [self._envelope.wrap(Job.of(run, digest, prompt)) for prompt in prompts]
         with self.redis.client() as client:
             begun = time.perf_counter()
             client.lpush(self._queue, *messages)
-        self._worker.wait_until(lambda: self._has_stored(run, len(prompts)), timeout_s)
-        return time.perf_counter() - begun
+        return begun
 
     def written_ns(self, run: str) -> npt.NDArray[np.int64]:
         """When each sample of a run was written, ascending: [samples], nanoseconds since 1970."""
