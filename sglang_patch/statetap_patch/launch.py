@@ -119,6 +119,10 @@ def prepare(
         "--speculative-algorithm=EAGLE3",
         "--return-aux-hidden-state-layer-ids",
         *map(str, settings.raw_layer_ids),
+        # Waiting prompts go before the second token of a warm-up's answer: beside a busy worker it
+        # would not end, the server not be ready, and SGLang end itself after ten minutes of that.
+        # The worker's canary prompt warms it up.
+        "--skip-server-warmup",
     ]
     if spec.norm == "pre":
         # This state is seen by Python code, which a replayed graph does not run.

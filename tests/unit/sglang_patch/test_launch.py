@@ -65,6 +65,12 @@ def test_boundary_indices_become_sglangs_layer_ids(model: Path, dumps: Path) -> 
     assert settings.dumps == dumps
 
 
+def test_no_warm_up_that_a_busy_worker_would_starve(model: Path, dumps: Path) -> None:
+    """A server that comes back finds prompts waiting, and is ready all the same."""
+    command, _ = prepare(f"--model={model}", f"--dumps={dumps}")
+    assert "--skip-server-warmup" in command
+
+
 def test_other_arguments_go_to_sglang(model: Path, dumps: Path) -> None:
     """The launcher is no wall in front of SGLang's own options."""
     command, _ = prepare(f"--model={model}", f"--dumps={dumps}", "--max-total-tokens", "999")
