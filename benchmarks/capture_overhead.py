@@ -15,7 +15,6 @@ import statistics
 import sys
 import tempfile
 import time
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from statetap_contract import FIELD, CaptureRequest, Job, Prompt, agreed_capture, dump_name
 from statetap_local.models import smollm2, tiny_llama
+from statetap_local.random_prompts import random_prompt
 from statetap_local.services import LocalServer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -91,11 +91,6 @@ def measure(
         shutil.rmtree(dumps)
         shutil.rmtree(logs)
     return rates[False], rates[True]
-
-
-def random_prompt(generator: random.Random, num_tokens: int, vocab_size: int) -> Prompt:
-    """A prompt that shares no prefix with any other."""
-    return Prompt(array("i", (generator.randrange(2, vocab_size) for _ in range(num_tokens))), ())
 
 
 def run_round(

@@ -14,16 +14,15 @@ import random
 import signal
 import statistics
 import sys
-from array import array
 from pathlib import Path
 
 import httpx
 from rich.console import Console
 from rich.table import Table
-from statetap_contract import Prompt
 from statetap_local.bare_client import send_bare
 from statetap_local.measured_worker import MeasuredWorker
 from statetap_local.models import smollm2
+from statetap_local.random_prompts import random_prompt
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NUM_IN_FLIGHT = 8
@@ -114,11 +113,6 @@ def measure(
                 num_tokens = sum(lengths)
                 rates.append((num_tokens / seconds[True], num_tokens / seconds[False]))
     return rates
-
-
-def random_prompt(generator: random.Random, num_tokens: int, vocab_size: int) -> Prompt:
-    """A prompt that shares no prefix with any other."""
-    return Prompt(array("i", (generator.randrange(2, vocab_size) for _ in range(num_tokens))), ())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import random
 import signal
 import sys
 import time
-from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -25,6 +24,7 @@ from rich.table import Table
 from statetap_contract import MissingError, Prompt
 from statetap_local.measured_worker import MeasuredWorker
 from statetap_local.models import tiny_llama
+from statetap_local.random_prompts import random_prompt
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 #: As many as the sizes in docs/scaling.md assume.
@@ -105,7 +105,10 @@ def measure(
     ):
 
         def prompts(number: int) -> list[Prompt]:
-            return [random_prompt(generator, worker.capture.vocab_size) for _ in range(number)]
+            return [
+                random_prompt(generator, NUM_TOKENS, worker.capture.vocab_size)
+                for _ in range(number)
+            ]
 
         # Each process shakes hands and opens its shard, which in a run it does once.
         worker.extract("awake", prompts(4 * num_processes), PATIENCE_S)
@@ -138,11 +141,6 @@ def measure(
             num_commands / num_prompts,
             cpu_s / num_prompts * 1e6,
         )
-
-
-def random_prompt(generator: random.Random, vocab_size: int) -> Prompt:
-    """A prompt that shares no prefix with any other."""
-    return Prompt(array("i", (generator.randrange(2, vocab_size) for _ in range(NUM_TOKENS))), ())
 
 
 def _memory_of_worker() -> int:

@@ -26,7 +26,6 @@ import socket
 import statistics
 import sys
 import time
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,7 @@ from statetap_contract import FIELD, CaptureRequest, Job, Prompt, dump_name
 from statetap_contract.transport import TAKEN_PATTERN
 from statetap_local.measured_worker import MeasuredWorker
 from statetap_local.models import tiny_llama
+from statetap_local.random_prompts import random_prompt
 from statetap_local.services import LocalRedis
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -127,7 +127,10 @@ def measure(
     ):
         for number in range(num_rounds + 1):
             ours, others = (
-                [random_prompt(generator, worker.capture.vocab_size) for _ in range(num_samples)]
+                [
+                    random_prompt(generator, NUM_TOKENS, worker.capture.vocab_size)
+                    for _ in range(num_samples)
+                ]
                 for _ in range(2)
             )
             # Whoever comes first in a round would have an advantage, or not: take turns.
@@ -149,11 +152,6 @@ def measure(
                     )
                 )
     return rounds
-
-
-def random_prompt(generator: random.Random, vocab_size: int) -> Prompt:
-    """A prompt that shares no prefix with any other."""
-    return Prompt(array("i", (generator.randrange(2, vocab_size) for _ in range(NUM_TOKENS))), ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import pytest
@@ -41,12 +40,7 @@ class Network:
             pytest.skip(f"no network namespaces here: {why.strip()}")
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.close()
 
     def add_host(self, name: str) -> "Host":

@@ -6,14 +6,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import psutil
@@ -22,193 +21,14 @@ import pytest
 from statetap_contract import CaptureSpec, queue_name
 from statetap_local.service import Service, free_port
 from statetap_local.services import (
-    SERVER_ENVIRONMENT,
-    LocalRedis,
     LocalServer,
     LocalWorker,
-    redis_program,
 )
 
-from .runbook_page import RunbookPage
-
-#: Programs that go on until they are stopped; all others end.
-_SERVICES: Final = ("statetap-sglang", "statetap-worker", "redis-server", "celery flower")
-
-#: Seconds for one command, or for a run.
-_PATIENCE_S: Final = 240.0
+from .runbook_stage import LAYERS, NUM_PROMPTS, PAGE, PATIENCE_S, Stage, answers
 
 #: Seconds after which a worker is taken for silent.
 _SILENT_S: Final = 20
-
-_NUM_PROMPTS: Final = 12
-_LAYERS: Final = "2,4,5"
-
-PAGE: Final = RunbookPage.read(Path(__file__).resolve().parents[2] / "docs/runbook.md")
-
-
-class Stage:
-    """A run of a dozen prompts, its services, and a shell in which the page is followed."""
-
-    def __init__(
-        self, end: ExitStack, folder: Path, repository: Path, model: Path, dumps: Path
-    ) -> None:
-        self._end = end
-        # The server's first: its statetap-sglang is the one that can start.
-        programs = (SERVER_ENVIRONMENT / "bin", Path(sys.executable).parent, redis_program().parent)
-        path = os.pathsep.join([*map(str, programs), os.environ["PATH"]])
-        #: Of the shell, beside this process's own.
-        self.variables = {"PATH": path, "OMP_NUM_THREADS": "1"}
-        self.folder = folder
-        self.model = model
-        self.dumps = dumps
-        self.runs = folder / "runs"
-        self.runs.mkdir()
-        self.run = self.runs / "mine"
-        self.redis = LocalRedis(folder / "redis", folder / "redis.log", "s3cret-word")
-        end.callback(self.redis.stop)
-        lines = (repository / "examples/data/conversations.jsonl").read_text().splitlines()
-        self.dataset = folder / "mine.jsonl"
-        # The shortest: a server on two cores takes seconds for the long ones.
-        self.dataset.write_text("\n".join(sorted(lines, key=len)[:_NUM_PROMPTS]) + "\n")
-        self.set(
-            STATETAP_REDIS=self.redis.url,
-            DUMPS=dumps,
-            MODEL=model,
-            RUNS=self.runs,
-            RUN=self.run,
-            DATASET=self.dataset,
-        )
-        #: What the page started, the newest last.
-        self.started: list[Service] = []
-
-    def set(self, **variables: object) -> None:
-        """Sets variables of the shell."""
-        self.variables |= {name: str(value) for name, value in variables.items()}
-
-    def serve(self, server: LocalServer) -> None:
-        """Names the server that commands speak of."""
-        self.server = server
-        self.set(SERVER=server.url, PORT=server.port)
-
-    def start_server(self, *arguments: str) -> LocalServer:
-        """Starts a server of this stage's own."""
-        server = LocalServer(
-            self.model, self.dumps, self.folder / "server.log", arguments=arguments
-        )
-        self._end.callback(server.stop)
-        self.serve(server)
-        return server
-
-    def start_worker(self, name: str = "gpu-7") -> LocalWorker:
-        """Starts a worker as a person did before the page was needed."""
-        worker = LocalWorker(
-            self.server,
-            self.redis,
-            dumps=self.dumps,
-            runs=self.runs,
-            log=self.folder / f"{name}.log",
-            name=name,
-            num_processes=2,
-        )
-        self._end.callback(worker.stop)
-        self.set(WORKER=worker.pid)
-        return worker
-
-    def plan_and_enqueue(self) -> None:
-        """Fills the queue with the run."""
-        self.type(f"statetap enqueue $DATASET --run $RUN --model $MODEL --layers {_LAYERS}")
-
-    def follow(
-        self,
-        heading: str,
-        before: Mapping[str, Callable[[], None]] | None = None,
-        replace: Mapping[str, str] | None = None,
-    ) -> str:
-        """Types what a section says, line by line.
-
-        Args:
-            heading: of the section.
-            before: what happens before the first line that begins with a word.
-            replace: words that are others on this machine.
-
-        Returns:
-            What all of it printed.
-        """
-        printed = ""
-        todo = dict(before or {})
-        for written in PAGE.sections[heading]:
-            line = written
-            for word, other in (replace or {}).items():
-                line = line.replace(word, other)
-            if line.startswith("export "):
-                self.set(**dict(re.findall(r"(\w+)=(\S+)", self._filled(line))))
-                continue
-            for word in [word for word in todo if line.startswith(word)]:
-                todo.pop(word)()
-            if line.startswith(_SERVICES):
-                self._start(line)
-            else:
-                printed += self.type(line)
-        assert not todo, f"no line begins with {list(todo)}"
-        return printed
-
-    def type(self, line: str) -> str:
-        """Runs a line that ends; gives what it printed, and fails when it fails."""
-        ended = subprocess.run(
-            ["bash", "-o", "pipefail", "-u", "-c", line],
-            env=os.environ | self.variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_PATIENCE_S,
-            check=False,
-        )
-        assert ended.returncode == 0, f"{line}\n{ended.stdout}"
-        return ended.stdout
-
-    def numbers(self, run: str = "mine") -> dict[str, Any]:
-        """What ``status`` says."""
-        found: dict[str, Any] = json.loads(self.type(f"statetap status --run $RUNS/{run} --json"))
-        return found
-
-    def wait_stored(self, num_samples: int = _NUM_PROMPTS, run: str = "mine") -> None:
-        """Waits until so many samples are stored."""
-        self.wait_for(lambda: self.numbers(run)["stored"] == num_samples, f"{num_samples} samples")
-
-    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits for something that happens by itself."""
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline_s, f"waited in vain for {what}; see {self.folder}"
-            time.sleep(0.2)
-
-    def assert_whole(self, runs: Path | None = None) -> None:
-        """Every prompt is stored once, and proven."""
-        self.wait_stored()
-        assert f"{_NUM_PROMPTS} samples in " in self.type(f"statetap verify {runs or '$RUNS'}/mine")
-
-    def _start(self, line: str) -> None:
-        log = self.folder / f"started-{len(self.started)}.log"
-        line = f"exec {line}"
-        service = Service(line, ["bash", "-u", "-c", line], log, self.variables)
-        self._end.callback(service.stop)
-        self.started.append(service)
-        if "statetap-worker" in line:
-            self.set(WORKER=service.pid)
-        if "statetap-sglang" in line:
-            (port,) = re.findall(r"--port \$(\w+)", line)
-            url = f"http://127.0.0.1:{self.variables[port]}/health"
-            service.wait_until(lambda: _answers(url), _PATIENCE_S)
-
-    def _filled(self, line: str) -> str:
-        return re.sub(r"\$(\w+)", lambda match: self.variables[match[1]], line)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5).is_success
-    except httpx.TransportError:
-        return False
 
 
 @pytest.fixture
@@ -270,8 +90,8 @@ def test_watching(stage: Stage) -> None:
     stage.plan_and_enqueue()
     port = free_port()  # Flower's own may be taken on this machine
     assert "gpu-7" in stage.follow("Watching", replace={"5555": str(port)})
-    assert stage.numbers()["stored"] == _NUM_PROMPTS
-    stage.wait_for(lambda: _answers(f"http://127.0.0.1:{port}/healthcheck"), "Flower")
+    assert stage.numbers()["stored"] == NUM_PROMPTS
+    stage.wait_for(lambda: answers(f"http://127.0.0.1:{port}/healthcheck"), "Flower")
     assert httpx.get(f"http://127.0.0.1:{port}/api/tasks").status_code == 401
     answer = httpx.get(f"http://127.0.0.1:{port}/api/tasks", auth=("me", "secret"))
     assert answer.status_code == 200
@@ -296,7 +116,7 @@ def test_a_stuck_worker(stage: Stage) -> None:
     frozen = psutil.Process(worker.pid).children()[-1]
     frozen.suspend()
     stage.plan_and_enqueue()
-    stage.wait_stored(_NUM_PROMPTS - 1)
+    stage.wait_stored(NUM_PROMPTS - 1)
     printed = stage.follow("A worker is stuck", {"statetap-worker": lambda: _assert_killed(worker)})
     planned = pq.read_table(stage.run / "plan.parquet")["key"].to_pylist()
     assert any(key in printed for key in planned)
@@ -336,13 +156,13 @@ def test_a_full_disk(stage: Stage) -> None:
     try:
         worker = stage.start_worker()
         stage.wait_for((stage.runs / ".canaries").is_dir, "the first canary")
-        stage.type(f"statetap plan $DATASET --run $RUN --model $MODEL --layers {_LAYERS}")
+        stage.type(f"statetap plan $DATASET --run $RUN --model $MODEL --layers {LAYERS}")
         filler = stage.runs / "filler"
         with filler.open("wb") as stream:
             free = os.statvfs(stage.runs)
             os.posix_fallocate(stream.fileno(), 0, free.f_bavail * free.f_frsize)
         stage.type("statetap enqueue --run $RUN")
-        assert worker.wait(_PATIENCE_S) == 3
+        assert worker.wait(PATIENCE_S) == 3
         assert "disk-full" in worker.log.read_text()
         printed = stage.follow("The disk is full", {"statetap-worker": filler.unlink})
         assert "100%" in printed
@@ -409,7 +229,7 @@ def test_a_lost_machine(stage: Stage) -> None:
         return bool(worker["heard_s_ago"] > _SILENT_S)
 
     stage.wait_for(is_silent, "the lost worker's silence")
-    assert re.search(rf"enqueued now +{_NUM_PROMPTS}\n", stage.follow("A lost machine"))
+    assert re.search(rf"enqueued now +{NUM_PROMPTS}\n", stage.follow("A lost machine"))
     stage.start_worker()
     stage.assert_whole()
 
@@ -425,7 +245,7 @@ def test_wrong_layers(lone_stage: Stage) -> None:
     stage.set(QUEUE=queue)
 
     def leave_one() -> None:
-        assert worker.wait(_PATIENCE_S) == 0
+        assert worker.wait(PATIENCE_S) == 0
         server.stop()
         with stage.redis.client() as client:
             client.rpush(queue, "what is left of it")
@@ -435,7 +255,7 @@ def test_wrong_layers(lone_stage: Stage) -> None:
         {"celery --broker $STATETAP_REDIS purge": leave_one},
     )
     assert queue in printed
-    assert _LAYERS.replace(",", ", ") in printed
+    assert LAYERS.replace(",", ", ") in printed
     stage.wait_stored(run="right")
     assert _spec(stage.runs / "right").layers == (1, 3, 5)
     with stage.redis.client() as client:
@@ -459,7 +279,7 @@ def test_a_run_that_moves(stage: Stage) -> None:
         stage.started[-1].stop()
 
     # Whoever started it hears of its end, or it would not be gone for ``tail`` either.
-    reap = threading.Thread(target=worker.wait, args=(_PATIENCE_S,), daemon=True)
+    reap = threading.Thread(target=worker.wait, args=(PATIENCE_S,), daemon=True)
     reap.start()
     printed = stage.follow("A run moves to another disk", {"statetap seal": finish})
     assert "all intact" in printed
@@ -481,7 +301,7 @@ def test_a_server_joins(stage: Stage, own_dumps: Path) -> None:
 
 
 def _assert_killed(service: Service) -> None:
-    assert service.wait(_PATIENCE_S) == -signal.SIGKILL
+    assert service.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def _spec(run: Path) -> CaptureSpec:

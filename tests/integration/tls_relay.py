@@ -6,7 +6,6 @@ import subprocess
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 
@@ -52,12 +51,7 @@ class TlsRelay:
         assert self._is_open.wait(10)
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._is_over.set)
         self._thread.join(10)
         assert not self._thread.is_alive()
