@@ -239,6 +239,7 @@ class UnpatchedServer(Service):
             "--device=cpu",
             "--attention-backend=torch_native",
             "--sleep-on-idle",
+            "--skip-server-warmup",
             "--mem-fraction-static=0.5",
             "--max-total-tokens=32768",
         ]
