@@ -103,9 +103,9 @@ class Stage:
         self.set(WORKER=worker.pid)
         return worker
 
-    def plan_and_enqueue(self) -> None:
-        """Fills the queue with the run."""
-        self.type(f"statetap enqueue $DATASET --run $RUN --model $MODEL --layers {LAYERS}")
+    def plan_and_enqueue(self, run: str = "mine") -> None:
+        """Fills the queue with a run."""
+        self.type(f"statetap enqueue $DATASET --run $RUNS/{run} --model $MODEL --layers {LAYERS}")
 
     def follow(
         self,

@@ -111,8 +111,11 @@ def test_reconcile_beside_a_run(stage: Stage) -> None:
 def test_a_stuck_worker(stage: Stage) -> None:
     """One of its processes is frozen; what it held is extracted after the worker's restart."""
     worker = stage.start_worker()
-    stage.wait_for(lambda: len(psutil.Process(worker.pid).children()) == 2, "processes")
-    stage.wait_for((stage.runs / ".canaries").is_dir, "the first canary")
+    # A process that never had a prompt would be given none.
+    stage.plan_and_enqueue("before")
+    stage.wait_stored(run="before")
+    shards = stage.runs / "before/shards"
+    assert all(list(shards.glob(f"gpu-7-{slot}-*.h5")) for slot in ("00", "01"))
     frozen = psutil.Process(worker.pid).children()[-1]
     frozen.suspend()
     stage.plan_and_enqueue()
