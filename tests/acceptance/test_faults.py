@@ -282,7 +282,8 @@ def test_a_server_that_comes_and_goes(place: Place, tiny_model: Path, reference:
     for _, ids, states in place.samples():
         assert (states - reference.states(ids, place.spec.layers)).abs().max() <= BOUND
     place.statetap("verify", place.runs / "unseen")
-    place.statetap("crosscheck", place.runs / "unseen", "--model", tiny_model, code=1)
+    arguments = "crosscheck", place.runs / "unseen", "--model", tiny_model
+    assert "rows-shifted" in place.statetap(*arguments, code=1)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)

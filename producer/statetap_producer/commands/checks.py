@@ -22,11 +22,11 @@ def compare(
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Samples to compare.")] = 8,
     seed: Annotated[int, typer.Option(metavar="N", help="Chooses the samples.")] = 0,
     bound: Annotated[
-        float | None, typer.Option(metavar="X", help="Largest error; else the dtype's own.")
+        float | None, typer.Option(metavar="X", help="Largest error of a row; else the dtype's.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare stored states with HF transformers, in float32."""
+    """Compare stored states with HF transformers, and name the likely cause if they differ."""
     if importlib.util.find_spec("torch") is None:
         raise MissingError(
             "torch-missing", "crosscheck needs torch; install statetap-producer[crosscheck]"

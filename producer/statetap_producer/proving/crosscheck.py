@@ -1,52 +1,22 @@
 """Compares stored states with those that HF transformers computes from the same token ids."""
 
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import torch
-from statetap_contract import CaptureSpec, CheckError
-from statetap_store import RunReader, Sample, SampleEntry, SampleTable
-from statetap_store.torch_view import to_torch
+from statetap_contract import CheckError
+from statetap_store import RunReader, SampleEntry, SampleTable
 
+from statetap_producer.proving.causes.cause import Cause
+from statetap_producer.proving.causes.find_causes import CauseFinder, FoundCause
+from statetap_producer.proving.compared_sample import ComparedSample
 from statetap_producer.proving.reference_model import ReferenceModel
+from statetap_producer.proving.row_bounds import RowBounds
+from statetap_producer.proving.slot_tally import SlotErrors, SlotTally
 from statetap_producer.run.run_folder import shards_at
-
-#: Names of the two measures a bound is set on.
-ABSOLUTE: Final = "absolute difference"
-RELATIVE: Final = "relative row error"
-
-#: What is bounded for each dtype, and the bound.
-#:
-#: float32: rows equal the reference's exactly, or to some 2e-5 where another kernel (a cache, a
-#: chunk, tensor parallelism) adds up in another order.
-#:
-#: bfloat16 and float16: an absolute bound means nothing, since some models have single elements
-#: in the thousands. ||ours - reference|| / ||reference|| of a row does not depend on scale, and
-#: grows with the unit roundoff u: 2^-8 and 2^-11. The bound is 50 u. Of all 51,542 rows of the
-#: example dataset in SmolLM2-135M the worst is off by 48 u in bfloat16. With rows of a neighbouring
-#: layer or token, the middle row alone is off by 230 u (benchmarks/rounding.py, decision note 6).
-BOUNDS: Final = {
-    "float32": (ABSOLUTE, 1e-4),
-    "bfloat16": (RELATIVE, 50 * 2.0**-8),
-    "float16": (RELATIVE, 50 * 2.0**-11),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class SlotErrors:
-    """The worst of one slot, over all rows of all samples looked at."""
-
-    slot: str
-    max_absolute: float
-    #: Largest ||ours - reference|| / ||reference|| of a row.
-    max_relative: float
-    #: Smallest cosine between a row and its reference.
-    min_cosine: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +24,8 @@ class CrosscheckOutcome:
     """What the comparison found."""
 
     dtype: str
-    #: ``ABSOLUTE`` or ``RELATIVE``, and the bound on it.
-    measure: str
-    bound: float
+    #: What each slot of each sample must keep.
+    bounds: RowBounds
     #: Sample keys looked at, and their tokens.
     keys: tuple[str, ...]
     num_tokens: int
@@ -64,18 +33,14 @@ class CrosscheckOutcome:
     slots: tuple[SlotErrors, ...]
     #: Share of rows whose last hidden state makes the LM head choose the reference's next token.
     next_token_agreement: float
-
-    def worst_of(self, slot: SlotErrors) -> float:
-        """The slot's value that the bound is on."""
-        return slot.max_absolute if self.measure == ABSOLUTE else slot.max_relative
-
-    def is_within(self, slot: SlotErrors) -> bool:
-        """Whether the slot keeps the bound; one that is not a number does not."""
-        return self.worst_of(slot) <= self.bound
+    #: Keys of the samples that are beyond the bounds in some slot.
+    bad_keys: tuple[str, ...]
+    #: Why, the likeliest first; empty if all is good.
+    causes: tuple[FoundCause, ...]
 
     @property
     def is_good(self) -> bool:
-        return all(map(self.is_within, self.slots))
+        return not self.bad_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +52,12 @@ class CrosscheckRequest:
     model: Path
     num_samples: int
     seed: int
-    #: None for the one of the states' dtype.
+    #: Of every row; None for the bounds of the states' dtype.
     bound: float | None
 
 
 def crosscheck(request: CrosscheckRequest, on_progress: Callable[[int], None]) -> CrosscheckOutcome:
-    """Compares random samples with the reference.
+    """Compares random samples with the reference, and looks for the cause where they differ.
 
     Args:
         request: what to compare.
@@ -110,20 +75,37 @@ def crosscheck(request: CrosscheckRequest, on_progress: Callable[[int], None]) -
     entries = _choose(table, request)
     spec = table.spec
     reference = ReferenceModel(request.model, spec)
-    worst = _Worst(spec)
+    bounds = reference.bounds
+    if request.bound is not None:
+        bounds = RowBounds.same(bounds.measure, request.bound)
+    tally = SlotTally(spec)
+    num_agreeing = 0
+    bad = []
     with RunReader(table) as reader:
+        finder = CauseFinder(reader, reference)
         for number, entry in enumerate(entries, 1):
-            worst.add(reader.read(entry), reference)
+            compared = ComparedSample.of(reader.read(entry), spec, reference)
+            beyond = compared.beyond(bounds)
+            tally.add(compared, beyond)
+            num_agreeing += _num_agreeing(compared, reference)
+            if beyond:
+                bad.append(entry)
+                finder.examine(compared, entry)
             on_progress(number)
-    measure, bound = BOUNDS[spec.dtype]
+        causes = finder.conclude(entries)
+    bad_keys = tuple(entry.key for entry in bad)
+    if bad and not causes:
+        causes = (_strict_bound(bad_keys),)
+    num_tokens = sum(entry.num_tokens for entry in entries)
     return CrosscheckOutcome(
         dtype=spec.dtype,
-        measure=measure,
-        bound=bound if request.bound is None else request.bound,
+        bounds=bounds,
         keys=tuple(entry.key for entry in entries),
-        num_tokens=worst.num_rows,
-        slots=worst.slots(),
-        next_token_agreement=worst.num_agreeing / worst.num_rows,
+        num_tokens=num_tokens,
+        slots=tally.slots(),
+        next_token_agreement=num_agreeing / num_tokens,
+        bad_keys=bad_keys,
+        causes=causes,
     )
 
 
@@ -135,48 +117,16 @@ def _choose(table: SampleTable, request: CrosscheckRequest) -> list[SampleEntry]
     return [table[place] for place in chosen]
 
 
-class _Worst:
-    """The worst errors so far."""
-
-    def __init__(self, spec: CaptureSpec) -> None:
-        self._spec = spec
-        self._absolute = [0.0] * spec.num_slots
-        self._relative = [0.0] * spec.num_slots
-        self._cosine = [1.0] * spec.num_slots
-        self.num_rows = 0
-        self.num_agreeing = 0
-
-    @torch.inference_mode()
-    def add(self, sample: Sample, reference: ReferenceModel) -> None:
-        """Takes the rows of one sample into account."""
-        token_ids = torch.from_numpy(sample.token_ids).long()
-        stored = to_torch(sample.states, self._spec.dtype).float()
-        ours = torch.split(stored, self._spec.hidden_size, dim=1)
-        theirs = reference.slots(token_ids)
-        for slot, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            self._compare(slot, a.double(), b.double())
-        pairs = zip(reference.next_tokens(ours[-1]), reference.next_tokens(theirs[-1]), strict=True)
-        self.num_agreeing += sum(int((a == b).sum()) for a, b in pairs)
-        self.num_rows += len(token_ids)
-
-    def _compare(self, slot: int, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        difference = ours - theirs
-        norms = theirs.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
-        cosine = torch.nn.functional.cosine_similarity(ours, theirs, dim=1)
-        for worst, value in (
-            (self._absolute, difference.abs().max()),
-            (self._relative, (difference.norm(dim=1) / norms).max()),
-        ):
-            worst[slot] = _worse(worst[slot], float(value), max)
-        self._cosine[slot] = _worse(self._cosine[slot], float(cosine.min()), min)
-
-    def slots(self) -> tuple[SlotErrors, ...]:
-        columns = zip(
-            self._spec.slot_names, self._absolute, self._relative, self._cosine, strict=True
-        )
-        return tuple(SlotErrors(*column) for column in columns)
+@torch.inference_mode()
+def _num_agreeing(compared: ComparedSample, reference: ReferenceModel) -> int:
+    """Rows that make the LM head choose the same next token as the reference's."""
+    last = len(compared.theirs) - 1
+    ours, theirs = (
+        reference.next_tokens(rows) for rows in (compared.ours(last), compared.theirs[last])
+    )
+    return sum(int((a == b).sum()) for a, b in zip(ours, theirs, strict=True))
 
 
-def _worse(known: float, new: float, choose: Callable[[float, float], float]) -> float:
-    """The worse of two; not a number is worst, and ``max`` alone would lose it."""
-    return math.nan if math.isnan(known) or math.isnan(new) else choose(known, new)
+def _strict_bound(keys: tuple[str, ...]) -> FoundCause:
+    cause = Cause("bound-strict", "the states keep the bounds of their dtype, not the one given")
+    return FoundCause(cause.kind, cause.text, cause.advice, (), keys, is_proven=True)

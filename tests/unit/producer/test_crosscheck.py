@@ -151,7 +151,7 @@ def test_wrong_states_fail_in_their_slots(
     run = plan(llama, dataset, tmp_path / "demo", dtype)
     store_states(run, llama, layers=layers, change=change)
     outcome = compare(run.path, llama)
-    assert {slot.slot for slot in outcome.slots if not outcome.is_within(slot)} == bad_slots
+    assert {slot.slot for slot in outcome.slots if slot.num_beyond} == bad_slots
     assert not outcome.is_good
 
 
@@ -164,7 +164,7 @@ def test_rounding_alone_passes(
     store_states(run, llama)
     outcome = compare(run.path, llama)
     assert outcome.is_good
-    assert all(0 < slot.max_relative <= unit < outcome.bound for slot in outcome.slots)
+    assert all(0 < slot.max_relative <= unit < outcome.bounds.middle for slot in outcome.slots)
 
 
 def test_errors_are_measured(run: RunFolder, llama: Path) -> None:

@@ -1,0 +1,1 @@
+"""Why stored states differ from the reference: hypotheses, each tried on the rows themselves."""
