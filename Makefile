@@ -1,13 +1,15 @@
 # Everything that is done with this repository. `make demo` and `make test` are all a newcomer needs.
 
 PYTHON ?= python3
-# Two environments: SGLang pins its own versions of much, and pip cannot satisfy both at once.
+# Environments of their own for what pins its own versions of much: SGLang, and the trainers whose
+# loaders read our exports in the tests.
 VENV := .venv
 SERVER_VENV := .venv-server
+PEERS_VENV := .venv-peers
 PACKAGES := contract store producer worker sglang_patch infra/local
 
 
-.PHONY: help install demo test test-compose stress crash chaos soak architectures check audit bench lock clean
+.PHONY: help install peers demo test test-compose stress crash chaos soak drafter architectures check audit bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,10 +35,18 @@ $(SERVER_VENV)/.installed: requirements/server.lock requirements/server-nodeps.l
 	$(SERVER_VENV)/bin/pip $(PIP_INSTALL) --no-deps --no-build-isolation -e ./contract -e ./sglang_patch
 	touch $@
 
+peers: $(PEERS_VENV)/.installed ## the environment in which the trainers' own loaders read exports
+
+$(PEERS_VENV)/.installed: requirements/peers.lock requirements/peers-nodeps.lock requirements/torch.lock
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/pip $(LOCKED) -r requirements/peers.lock -r requirements/peers-nodeps.lock
+	$(PEERS_VENV)/bin/pip $(PIP_INSTALL) -r requirements/torch.lock
+	touch $@
+
 demo: install ## extract the example dataset end to end; KEEP=1 leaves it running for a look at Flower
 	$(VENV)/bin/python -m statetap_local.demo $(if $(KEEP),--keep)
 
-test: install ## unit, integration and acceptance tests, the latter on a real SGLang server
+test: install peers ## unit, integration and acceptance tests, the latter on a real SGLang server
 	$(VENV)/bin/pytest
 
 test-compose: install ## docker compose up for real, with everything killed in turn; Debian, as root
@@ -54,6 +64,9 @@ chaos: install ## 20,000 samples, 300 kills of everything there is, then reconci
 
 soak: install ## 37,312 samples, the size of a real job, through everything; SEED=n for other prompts
 	$(VENV)/bin/pytest -s tests/acceptance/test_soak.py --soak-samples=37312 $(if $(SEED),--soak-seed=$(SEED))
+
+drafter: demo ## train a drafter on the demo's samples, then on damaged ones, which must be worse
+	PYTHONPATH=examples $(VENV)/bin/python -m train_drafter demo-run/runs/example --model .cache/models/SmolLM2-135M-Instruct --variants --seeds 3
 
 architectures: install ## three choices of layers for each architecture; the tests have one
 	$(VENV)/bin/pytest tests/acceptance/test_architectures.py --all-layers
@@ -76,9 +89,11 @@ bench: install ## the measurements behind the README's figures
 	$(VENV)/bin/python benchmarks/shard_write.py
 	$(VENV)/bin/python benchmarks/shard_read.py
 	$(VENV)/bin/python benchmarks/shard_scale.py
+	$(VENV)/bin/python benchmarks/export_rate.py
 	$(VENV)/bin/python benchmarks/plan_rate.py
 	$(VENV)/bin/python benchmarks/enqueue_rate.py
 	$(VENV)/bin/python benchmarks/reconcile_scale.py
+	$(VENV)/bin/python benchmarks/report_scale.py
 	$(VENV)/bin/python benchmarks/end_to_end.py
 	$(VENV)/bin/python benchmarks/canary_drift.py
 	$(VENV)/bin/python benchmarks/worker_overhead.py
@@ -88,4 +103,4 @@ lock: ## resolve requirements/*.in anew into requirements/*.lock
 	infra/lock.sh $(PYTHON)
 
 clean: ## remove environments, caches and the demo's files
-	rm -rf $(VENV) $(SERVER_VENV) .cache demo-run
+	rm -rf $(VENV) $(SERVER_VENV) $(PEERS_VENV) .cache demo-run

@@ -26,15 +26,17 @@ resolved() {
         --no-header --no-annotate --constraint "$scratch/main" -
 }
 
-# The two environments of a machine. By pip, which finds a CPU build of torch wherever it is kept.
-for name in main server; do
+# The environments of a machine. By pip, which finds a CPU build of torch wherever it is kept.
+for name in main server peers; do
     "$python" -m venv "$scratch/env-$name"
     "$scratch/env-$name/bin/pip" install --quiet --disable-pip-version-check \
         -r "requirements/$name.in" -r requirements/torch.lock
     "$scratch/env-$name/bin/pip" freeze | grep -v '^torch==' >"$scratch/$name"
     lock "$name" "$name.in" <"$scratch/$name"
 done
-lock server-nodeps server-nodeps.in <requirements/server-nodeps.in
+for name in server-nodeps peers-nodeps; do
+    lock "$name" "$name.in" <"requirements/$name.in"
+done
 
 # What images of containers hold.
 grep -E '^(hatchling|editables)==' "$scratch/main" | resolved | lock build "main.in"

@@ -23,6 +23,7 @@ from statetap_contract.errors import (
     TransientError,
     UsageError,
 )
+from statetap_contract.failed_try import FailedTry
 from statetap_contract.handshake import ServerCapture, agreed_capture
 from statetap_contract.job import RUN_NAME_FORM, Job
 from statetap_contract.model_folder import ModelFolder
@@ -45,6 +46,7 @@ __all__ = [
     "CheckError",
     "DeadLetter",
     "DumpLayout",
+    "FailedTry",
     "Job",
     "MismatchError",
     "MissingError",

@@ -7,7 +7,17 @@ from collections.abc import Callable
 import typer
 
 from statetap_producer.cli_errors import ErrorGroup
-from statetap_producer.commands import checks, enqueue, generate, plan, reconcile, shards, status
+from statetap_producer.commands import (
+    checks,
+    enqueue,
+    export,
+    generate,
+    plan,
+    reconcile,
+    report,
+    shards,
+    status,
+)
 
 app = typer.Typer(
     cls=ErrorGroup,
@@ -71,9 +81,23 @@ _add("inspect", shards.describe, "statetap inspect runs/mine/shards/w-00-00001.h
 _add("repair", shards.mend, "statetap repair runs/mine")
 _add("merge", shards.join, "statetap merge runs/mine --out mine.h5")
 _add(
+    "export",
+    export.write_files,
+    "statetap export runs/mine --to specforge --out mine-specforge --val-fraction 0.05",
+    "statetap export runs/mine --to speculators --out mine-speculators --model /models/m",
+    "statetap export runs/mine --to angelslim --out mine-angelslim --model /models/m "
+    "--draft-vocab-size 32000",
+)
+_add(
     "crosscheck",
     checks.compare,
     "statetap crosscheck runs/mine --model /models/m --samples 32 --seed 7",
+)
+_add(
+    "report",
+    report.tell,
+    "statetap report --run runs/mine --out runs/mine/report.html",
+    "statetap report --run runs/mine --out mine.html --samples 256 --seed 7 --json",
 )
 _add(
     "diagnose",

@@ -70,7 +70,7 @@ def merge_shards(
     table = SampleTable.scan(*paths)
     provenance = _common_provenance(table)
     for path in table.shards:
-        _check_complete(path)
+        check_complete(path)
     if not len(table):
         raise CheckError("no-samples", "there are no samples to merge in any of the shards")
     num_tokens = int(table.num_tokens.sum())
@@ -110,10 +110,13 @@ def _common_provenance(table: SampleTable) -> Provenance:
         ) from error
 
 
-def _check_complete(path: Path) -> None:
-    """Raises CheckError where samples are not read that may be no crash's remains.
+def check_complete(path: Path) -> None:
+    """Raises CheckError where samples of a shard are not read that may be no crash's remains.
 
-    Readers pass over them. A merged file would be without them, and nobody would know.
+    Readers pass over them. A copy would be without them, and nobody would know.
+
+    Raises:
+        CheckError: kind ``row-corrupt``, ``row-outside``, ``rows-overlap``, ``payload-corrupt``.
     """
     for fault in verify_shard(path, quick=True).faults:
         if fault.kind in _NOT_MERGED:

@@ -1,5 +1,7 @@
 """Reading one sample's payload from an open shard into memory that is there."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -33,10 +35,61 @@ def read_payload(
         CheckError: kind ``payload-corrupt``: a checksum is wrong, or bytes are missing or
             unreadable.
     """
-    ids, mask, states = payload_parts(layout, entry)
-    _fill(fd, entry, ids, sample.token_ids, check=check)
-    _fill(fd, entry, mask, sample.loss_mask, check=check)
+    read_tokens(fd, layout, entry, sample.token_ids, sample.loss_mask, check=check)
+    *_, states = payload_parts(layout, entry)
     _fill(fd, entry, states, sample.states, check=check)
+
+
+def read_tokens(
+    fd: int,
+    layout: ShardLayout,
+    entry: SampleEntry,
+    token_ids: npt.NDArray[np.int32],
+    loss_mask: npt.NDArray[np.uint8],
+    *,
+    check: bool,
+) -> None:
+    """Fills two arrays for as many tokens as the entry has; else as ``read_payload``."""
+    ids, mask, _ = payload_parts(layout, entry)
+    _fill(fd, entry, ids, token_ids, check=check)
+    _fill(fd, entry, mask, loss_mask, check=check)
+
+
+def read_state_blocks(
+    fd: int,
+    layout: ShardLayout,
+    entry: SampleEntry,
+    buffer: npt.NDArray[np.generic],
+) -> Iterator[npt.NDArray[np.generic]]:
+    """The states of a sample, some rows at a time, all in one buffer: [rows, row_width] each.
+
+    The checksum is proven after the last rows: what was made of the others is worth nothing where
+    that fails.
+
+    Args:
+        fd: the entry's shard.
+        layout: of this shard.
+        entry: what to read; ``check_place`` had nothing against it.
+        buffer: [most rows, row_width] in the storage dtype.
+
+    Raises:
+        CheckError: as ``read_payload``.
+    """
+    *_, states = payload_parts(layout, entry)
+    digest = xxhash.xxh3_64()
+    for start in range(0, entry.num_tokens, len(buffer)):
+        rows = buffer[: entry.num_tokens - start]
+        data = rows.reshape(-1).view(np.uint8).data
+        try:
+            num_read = read_into(fd, data, states.where.offset + start * layout.row_bytes)
+        except OSError as error:
+            raise _corrupt(entry, f"cannot be read ({error.strerror})") from error
+        if num_read != len(data):
+            raise _corrupt(entry, f"has {states.name} that the file does not hold")
+        digest.update(data)
+        yield rows
+    if digest.intdigest() != states.expected:
+        raise _corrupt(entry, f"has {states.name} that fail their checksum")
 
 
 def _fill(

@@ -2,14 +2,17 @@
 
 import operator
 import os
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self, SupportsIndex
 
+import numpy as np
+import numpy.typing as npt
 from statetap_contract import MissingError
 
 from statetap_store.layout import ShardLayout
-from statetap_store.read_payload import check_place, read_payload
+from statetap_store.read_payload import check_place, read_payload, read_state_blocks, read_tokens
 from statetap_store.sample import Sample, SampleEntry
 from statetap_store.sample_buffer import SampleBuffer
 from statetap_store.sample_table import SampleTable
@@ -78,6 +81,43 @@ class RunReader:
             raise ValueError("the buffer was made for another capture spec than the samples have")
         entry, layout = self._locate(sample)
         return self._fill(buffer, entry, layout, check=check)
+
+    def read_prompt(
+        self, sample: SampleEntry | SupportsIndex | str
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """Reads a sample's token ids and loss mask, [n] each, and leaves its states alone.
+
+        Their checksums are computed.
+
+        Raises:
+            As ``read``.
+        """
+        entry, layout = self._locate(sample)
+        token_ids = np.empty(entry.num_tokens, "<i4")
+        loss_mask = np.empty(entry.num_tokens, np.uint8)
+        shard = self._open(entry.path)
+        read_tokens(shard.fd, layout, entry, token_ids, loss_mask, check=True)
+        return token_ids, loss_mask
+
+    def read_blocks(
+        self, sample: SampleEntry | SupportsIndex | str, buffer: npt.NDArray[np.generic]
+    ) -> Iterator[npt.NDArray[np.generic]]:
+        """Reads a sample's states some rows at a time, in memory that stays in a core's cache.
+
+        Args:
+            sample: which one.
+            buffer: [most rows, row_width] in the storage dtype; each block is a view of it, and
+                gone when the next one comes.
+
+        Yields:
+            [rows, row_width]; the checksum is proven after the last block.
+
+        Raises:
+            As ``read``.
+        """
+        entry, layout = self._locate(sample)
+        shard = self._open(entry.path)
+        yield from read_state_blocks(shard.fd, layout, entry, buffer)
 
     def close(self) -> None:
         """Lets go of all shards; reading opens them again."""

@@ -175,6 +175,12 @@ class Plan:
         with self._open() as file:
             return self._checked(lambda: file.read(["num_tokens"])).column(0).to_numpy()
 
+    def loss_tokens(self) -> Any:
+        """Tokens of each prompt that the loss is taken over, int64 [num_planned]."""
+        with self._open() as file:
+            column = self._checked(lambda: file.read(["loss_spans"])).column(0)
+        return np.concatenate([np.empty(0, np.int64), *map(_num_in_spans, column.chunks)])
+
     def rows(self, order: Order = "plan") -> Iterator[PlannedPrompt]:
         """The planned prompts, never more than a row group of them in memory.
 
@@ -285,6 +291,14 @@ def _rows_of(batch: PlanBatch) -> Iterator[PlannedPrompt]:
         if not KEY_FORM.fullmatch(key):
             raise ValueError(f"{key!r} is no sample key")
         yield PlannedPrompt(key, prompt, file, line, source_id, is_cut)
+
+
+def _num_in_spans(spans: Any) -> Any:
+    """Tokens in the spans of each list, int64: the ends less the starts."""
+    bounds, offsets = spans.values.to_numpy(), spans.offsets.to_numpy()
+    sums = np.cumsum(bounds[1::2].astype(np.int64) - bounds[::2])
+    upto = np.concatenate([np.zeros(1, np.int64), sums])
+    return np.diff(upto[offsets // 2])
 
 
 def _slices(lists: Any) -> Iterator[Any]:

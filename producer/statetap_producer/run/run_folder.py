@@ -60,6 +60,11 @@ class RunFolder:
         return self.path / "ledger"
 
     @property
+    def tries(self) -> Path:
+        """Tries that failed, as workers leave them."""
+        return self.path / "tries"
+
+    @property
     def is_planned(self) -> bool:
         """``run.json`` is written last, so it stands for a complete plan."""
         return self.record_file.is_file()

@@ -23,7 +23,7 @@ from .conftest import Invoke, ModelMaker, give_up, prompts_of, store
 COMMANDS = (
     *("plan", "enqueue", "reconcile", "rerun", "status"),
     *("verify", "inspect", "repair", "merge", "seal"),
-    *("crosscheck", "diagnose", "generate"),
+    *("export", "crosscheck", "diagnose", "generate", "report"),
 )
 
 

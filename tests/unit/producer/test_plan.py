@@ -62,6 +62,16 @@ def test_batches_leave_no_trace(tmp_path: Path, batch_rows: int) -> None:
     assert (tmp_path / "plan.parquet").read_bytes() == (tmp_path / "other.parquet").read_bytes()
 
 
+@pytest.mark.parametrize("num_rows", [1, 1024, 2050])
+def test_loss_tokens_are_those_of_the_masks(tmp_path: Path, num_rows: int) -> None:
+    """Counted from spans, for each prompt in turn; one without any has none."""
+    nothing = PlannedPrompt("f" * 32, Prompt(array("i", [1, 2]), ()), "chats.jsonl", 1, None)
+    rows = [nothing, *(planned(number) for number in range(num_rows - 1))]
+    write(tmp_path / "plan.parquet", rows)
+    counts = Plan(tmp_path / "plan.parquet", num_rows).loss_tokens()
+    assert counts.tolist() == [sum(row.prompt.loss_mask()) for row in rows]
+
+
 @pytest.mark.parametrize(("order", "sign"), [("longest", -1), ("shortest", 1)])
 def test_rows_come_by_length(tmp_path: Path, order: Order, sign: int) -> None:
     """Sorted by tokens, the plan's order among equals, and nothing is left beside the plan."""

@@ -126,6 +126,39 @@ def test_changed_payload_is_refused(reader: RunReader, spec: CaptureSpec, datase
     assert reader.read(18).key == reader.table[18].key
 
 
+def test_a_sample_in_parts(
+    reader: RunReader, spec: CaptureSpec, is_expected: Callable[[Sample], bool]
+) -> None:
+    """Prompt and blocks of rows are together what ``read`` gives, whatever the blocks' size."""
+    for num_rows in (1, 4, 13, 100):
+        buffer = np.empty((num_rows, spec.row_width), storage_dtype(spec.dtype))
+        for place, entry in enumerate(reader.table):
+            token_ids, loss_mask = reader.read_prompt(place)
+            blocks = [rows.copy() for rows in reader.read_blocks(entry.key, buffer)]
+            assert all(len(rows) == num_rows for rows in blocks[:-1])
+            assert is_expected(Sample(entry.key, token_ids, loss_mask, np.concatenate(blocks)))
+
+
+@pytest.mark.parametrize("dataset", ["states", "input_ids", "loss_mask"])
+def test_a_changed_part_is_refused(reader: RunReader, spec: CaptureSpec, dataset: str) -> None:
+    """Each part by its own checksum; of states the last block is given out before it is known."""
+    entry = reader.table[17]
+    change(entry.path, dataset, entry.token_offset)
+    buffer = np.empty((2, spec.row_width), storage_dtype(spec.dtype))
+    blocks = reader.read_blocks(17, buffer)
+    if dataset == "states":
+        assert reader.read_prompt(17)[0].size == entry.num_tokens
+        for _ in range(-(-entry.num_tokens // 2)):
+            next(blocks)
+        with pytest.raises(CheckError, match=f"{entry.key} .*states that fail their checksum"):
+            next(blocks)
+    else:
+        assert sum(map(len, blocks)) == entry.num_tokens
+        with pytest.raises(CheckError, match=f"{entry.key} .*checksum") as error:
+            reader.read_prompt(17)
+        assert error.value.kind == "payload-corrupt"
+
+
 def test_read_arrays_are_the_callers_own(reader: RunReader) -> None:
     """Two reads share no memory and may be written to."""
     first, second = reader.read(5), reader.read(5)
@@ -355,6 +388,8 @@ def test_shard_cut_short_since(shard: Path) -> None:
             reader.read(4)
         with pytest.raises(CheckError, match="does not hold"):
             reader.read(4, check=False)
+        with pytest.raises(CheckError, match="does not hold"):
+            list(reader.read_blocks(4, np.empty((3, 24), "<u2")))
         assert reader.read(3).key == reader.table[3].key
 
 
@@ -369,6 +404,10 @@ def test_bad_disk(reader: RunReader, monkeypatch: pytest.MonkeyPatch) -> None:
     for check in (True, False):
         with pytest.raises(CheckError, match=rf"{entry.key} in {entry.path} cannot be read"):
             reader.read(0, check=check)
+    with pytest.raises(CheckError, match=rf"{entry.key} in {entry.path} cannot be read"):
+        list(reader.read_blocks(0, np.empty((3, 24), "<u2")))
+    with pytest.raises(CheckError, match=rf"{entry.key} in {entry.path} cannot be read"):
+        reader.read_prompt(0)
 
 
 @pytest.mark.parametrize("num_tokens", [60, 2**32 - 1])

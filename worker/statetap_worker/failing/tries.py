@@ -5,12 +5,12 @@ one whose process or server is killed. What counts is on disk, a line for each f
 ``<run>/tries/<process>.jsonl``. Failures are rare, so the files are small and all are read.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from statetap_contract.strict_json import read_record
+from statetap_contract import FailedTry
 
 from statetap_worker.durable_lines import LineTail, append_line
 
@@ -21,21 +21,6 @@ WORKER_LOST: Final = "worker-lost"
 SERVER_LOST: Final = "server-lost"
 
 LOSSES: Final = (WORKER_LOST, SERVER_LOST)
-
-
-@dataclass(frozen=True, slots=True)
-class FailedTry:
-    """One line."""
-
-    key: str
-    #: The job's attempt: ``rerun`` gives a sample out afresh, and its tries count from 0 again.
-    attempt: int
-    #: Kind of the error.
-    kind: str
-    #: URL of the server that was asked.
-    server: str
-    #: UTC, ISO 8601.
-    time: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +56,8 @@ class Tries:
             OSError: it cannot be written.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        append_line(self._own, asdict(FailedTry(key, attempt, kind, self._server, now)))
+        failed = FailedTry(key, attempt, kind, self._server, now)
+        append_line(self._own, failed.to_json())
 
     def of(self, key: str, attempt: int) -> TriedBefore:
         """The failed tries of a sample, those of other processes included.
@@ -97,7 +83,7 @@ class Tries:
         records = self._tails.setdefault(path, LineTail(path)).read_new()
         for record in records or ():
             try:
-                failed = read_record(FailedTry, record, "the failed try")
+                failed = FailedTry.from_json(record)
             except ValueError:
                 continue
             before = self._tried.get((failed.key, failed.attempt), TriedBefore())

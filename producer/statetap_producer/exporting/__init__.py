@@ -1,0 +1,1 @@
+"""Exports: the samples of shards as the files that other trainers read."""

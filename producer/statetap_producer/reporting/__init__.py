@@ -1,0 +1,1 @@
+"""A run on one page, and the card of its dataset: what was stored, how, and what was not."""

@@ -1,0 +1,251 @@
+"""The final norm on the way to a trainer, against transformers' own norm modules."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from statetap_contract import MissingError, ModelFolder, UsageError
+from statetap_producer.exporting.model_norm import ModelNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from .conftest import Invoke
+from .export_stage import (
+    DTYPES,
+    EPS,
+    HIDDEN,
+    make_folder,
+    spec_of,
+    store_samples,
+    stored_samples,
+)
+
+DATA = Path(__file__).parent / "data"
+
+#: Unit roundoffs.
+ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-20}
+
+
+def llama_norm(weight: torch.Tensor, eps: float) -> torch.nn.Module:
+    """The reader's norm, in float32."""
+    norm: torch.nn.Module = LlamaRMSNorm(len(weight), eps)
+    norm.load_state_dict({"weight": weight.float()})
+    return norm.requires_grad_(requires_grad=False)
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.sampled_from([1e-4, 1e-2, 1.0, 300.0]),
+    dtype=st.sampled_from(list(DTYPES.values())),
+    spread=st.sampled_from([0.0, 1.0, 4.0]),
+    num_zeros=st.sampled_from([0, 1, 20]),
+    eps=st.sampled_from([1e-5, 1e-6]),
+)
+def test_what_was_undone_is_normed_into_the_same(
+    seed: int, size: float, dtype: torch.dtype, spread: float, num_zeros: int, eps: float
+) -> None:
+    """Captured, undone, rounded and normed again, a state is itself up to rounding.
+
+    Whatever the weights: negative, as unlike as a million to one, zero for some elements. However
+    large the states were before the norm, so that eps counts or does not.
+    """
+    width = 64
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(width, generator=generator) * torch.exp(
+        spread * torch.randn(width, generator=generator)
+    )
+    weight = weight.clamp(-1e3, 1e3)
+    weight = torch.where(weight.abs() < 1e-3, 1e-3, weight)
+    weight[torch.randperm(width, generator=generator)[:num_zeros]] = 0
+    norm = llama_norm(weight, eps)
+    captured = norm(torch.randn(5, width, generator=generator) * size).to(dtype)
+    undone = ModelNorm(weight, eps).undo(captured.float()).to(dtype)
+    again = norm(undone.float())
+    # One rounding of an element when it was captured and one when it was undone; the mean square
+    # of all moves by no more than an element.
+    # Nor does float16 hold less than 2^-24, which is scaled up with the rest.
+    least = 2.0**-25 / eps**0.5 if dtype is torch.float16 else 0.0
+    share = 3 * ROUNDING[dtype] + eps / 2
+    bound = share * captured.float().abs() + least * weight.abs()
+    assert ((again - captured.float()).abs() <= bound).all()
+    assert (again[:, weight == 0] == 0).all()
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**32), size=st.sampled_from([1e-4, 1.0, 300.0]))
+def test_the_weights_of_a_real_model(seed: int, size: float) -> None:
+    """SmolLM2-135M's own final norm, in the bfloat16 in which a reader may apply it."""
+    weight = load_file(DATA / "smollm2_final_norm.safetensors")["model.norm.weight"]
+    rows = torch.randn(9, len(weight), generator=torch.Generator().manual_seed(seed)) * size
+    captured = llama_norm(weight, EPS)(rows).bfloat16()
+    undone = ModelNorm(weight.float(), EPS).undo(captured.float()).bfloat16()
+    difference = (llama_norm(weight, EPS)(undone.float()) - captured.float()).abs()
+    assert (difference <= 2 * 2**-8 * captured.float().abs()).all()
+    reader: torch.nn.Module = LlamaRMSNorm(len(weight), EPS)
+    reader.load_state_dict({"weight": weight})
+    in_bfloat16 = reader.bfloat16()(undone)
+    assert in_bfloat16.dtype == torch.bfloat16
+    difference = (in_bfloat16.detach().float() - captured.float()).abs()
+    assert (difference <= 4 * 2**-8 * captured.float().abs()).all()
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**32), size=st.sampled_from([1e-4, 1.0, 300.0]))
+def test_apply_is_the_readers_own(seed: int, size: float) -> None:
+    """Up to the order of additions."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(48, generator=generator)
+    rows = torch.randn(7, 48, generator=generator) * size
+    expected = llama_norm(weight, EPS)(rows)
+    torch.testing.assert_close(ModelNorm(weight, EPS).apply(rows), expected, rtol=1e-5, atol=0)
+
+
+def test_states_of_another_norm_are_found_out() -> None:
+    """Neither those that were never normed pass, nor those of other weights."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(5, 64, generator=generator) * 3
+    weight = torch.rand(64, generator=generator) + 0.5
+    norm = ModelNorm(weight, EPS)
+    norm.undo(norm.apply(rows))
+    for others in (rows, ModelNorm(weight + 1, EPS).apply(rows)):
+        with pytest.raises(ValueError, match="above 1"):
+            norm.undo(others)
+    with pytest.raises(ValueError, match="not zero"):
+        ModelNorm(torch.where(weight > 1, weight, 0), EPS).undo(norm.apply(rows))
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "LlamaRMSNorm",
+    "MistralForCausalLM": "MistralRMSNorm",
+    "MixtralForCausalLM": "MixtralRMSNorm",
+    "Qwen2ForCausalLM": "Qwen2RMSNorm",
+    "Qwen3ForCausalLM": "Qwen3RMSNorm",
+    "Qwen3MoeForCausalLM": "Qwen3MoeRMSNorm",
+    "Qwen3NextForCausalLM": "Qwen3NextRMSNorm",
+    "DeepseekV3ForCausalLM": "DeepseekV3RMSNorm",
+    "GptOssForCausalLM": "GptOssRMSNorm",
+    "Glm4MoeForCausalLM": "Glm4MoeRMSNorm",
+    "Phi3ForCausalLM": "Phi3RMSNorm",
+    "Olmo2ForCausalLM": "Olmo2RMSNorm",
+    "GemmaForCausalLM": "GemmaRMSNorm",
+    "Gemma2ForCausalLM": "Gemma2RMSNorm",
+    "Gemma3ForCausalLM": "Gemma3RMSNorm",
+}
+
+
+@pytest.mark.parametrize(("architecture", "class_name"), ARCHITECTURES.items())
+def test_each_architecture_has_its_own_norm(
+    tmp_path: Path, architecture: str, class_name: str
+) -> None:
+    """The norm read from a folder is that of transformers' class with the same weight."""
+    module = getattr(transformers, architecture).__module__
+    norm: Any = getattr(__import__(module, fromlist=[class_name]), class_name)(HIDDEN, eps=EPS)
+    weight = torch.linspace(-0.5, 2, HIDDEN).bfloat16()
+    norm.weight.data = weight.float()
+    rows = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(1))
+    folder = make_folder(tmp_path / "model", architecture, weight)
+    ours = ModelNorm.read(ModelFolder.read(folder)).apply(rows)
+    torch.testing.assert_close(ours, norm(rows).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    """By its architecture; and what a folder lacks is said, and nothing is guessed."""
+    folder = make_folder(tmp_path / "other", "NemotronForCausalLM")
+    with pytest.raises(UsageError, match="NemotronForCausalLM is not known") as caught:
+        ModelNorm.read(ModelFolder.read(folder))
+    assert caught.value.kind == "norm-unknown"
+    folder = make_folder(tmp_path / "wide", weight=torch.ones(HIDDEN + 1))
+    with pytest.raises(UsageError, match="one final norm of 16 elements"):
+        ModelNorm.read(ModelFolder.read(folder))
+    folder = make_folder(tmp_path / "no-eps")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": None}))
+    with pytest.raises(UsageError, match="'rms_norm_eps'"):
+        ModelNorm.read(ModelFolder.read(folder))
+    folder = make_folder(tmp_path / "cut")
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(MissingError, match="copy the model again"):
+        ModelNorm.read(ModelFolder.read(folder))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_states_before_the_norm_are_normed(statetap: Invoke, tmp_path: Path, dtype: str) -> None:
+    """A reader of normed states gets what transformers' norm makes of ours, rounded."""
+    model, out = make_folder(tmp_path / "model"), tmp_path / "out"
+    store_samples(tmp_path / "shards", spec_of(model, dtype, "pre"), [4, 1, 60])
+    arguments = ("export", tmp_path / "shards", "--to", "specforge", "--out", out)
+    refused = statetap(*arguments)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "give the model's folder with --model" in refused.stderr
+    assert not out.exists()
+    assert statetap(*arguments, "--model", model).exit_code == 0
+    norm = llama_norm(torch.linspace(0.25, 4, HIDDEN).bfloat16(), EPS)
+    files = sorted(out.rglob("*.ckpt"))
+    for file, stored in zip(files, stored_samples(tmp_path / "shards"), strict=True):
+        content = torch.load(file)
+        expected = norm(stored.last.float())
+        rounding = ROUNDING[stored.last.dtype]
+        assert content["hidden_state"].dtype == stored.last.dtype
+        assert (
+            (content["hidden_state"][0].float() - expected).abs() <= rounding * expected.abs()
+        ).all()
+        assert torch.equal(content["aux_hidden_state"][0], stored.aux)
+    record = json.loads((out / "export.json").read_text())
+    assert record["last_hidden_states"]["captured"] == "pre"
+    assert record["last_hidden_states"]["written"] == "post"
+    assert "final norm was applied" in record["last_hidden_states"]["conversion"]
+
+
+def test_normed_states_for_a_reader_with_a_norm(statetap: Invoke, tmp_path: Path) -> None:
+    """Its own norm gives the captured states again; another model's folder is refused."""
+    model, out = make_folder(tmp_path / "model"), tmp_path / "out"
+    store_samples(tmp_path / "shards", spec_of(model), [4, 1, 60])
+    arguments = ("export", tmp_path / "shards", "--to", "speculators", "--out", out)
+    assert "--model" in statetap(*arguments).stderr
+    other = make_folder(tmp_path / "other", "MistralForCausalLM")
+    refused = statetap(*arguments, "--model", other)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "give the folder that the server loaded" in refused.stderr
+    assert not out.exists()
+    assert statetap(*arguments, "--model", model).exit_code == 0
+    norm = llama_norm(torch.linspace(0.25, 4, HIDDEN).bfloat16(), EPS)
+    for row, stored in enumerate(stored_samples(tmp_path / "shards")):
+        content = load_file(out / "hidden_states" / f"hs_{row}.safetensors")
+        aux, last = content["hidden_states"][:, :3].flatten(1), content["hidden_states"][:, 3]
+        assert torch.equal(aux, stored.aux)
+        assert not torch.equal(last, stored.last)
+        captured = stored.last.float()
+        assert ((norm(last.float()) - captured).abs() <= 2**-7 * captured.abs()).all()
+
+
+def test_states_that_were_never_normed_are_a_failed_check(statetap: Invoke, tmp_path: Path) -> None:
+    """Shards that say post and hold something else do not become wrong training data."""
+    folder = make_folder(tmp_path / "model", weight=torch.full((HIDDEN,), 1e-2))
+    store_samples(tmp_path / "shards", spec_of(folder), [4, 1, 60])
+    out = tmp_path / "out"
+    result = statetap(
+        "export", tmp_path / "shards", "--to", "speculators", "--out", out, "--model", folder
+    )
+    assert result.exit_code == 1
+    first = next(stored_samples(tmp_path / "shards"))
+    assert f"sample {first.key} do not fit the model's final norm" in result.stderr
+    assert not list(out.rglob("*.safetensors"))
+    assert not (out / "export.json").exists()
+
+
+def test_too_large_for_float16(statetap: Invoke, tmp_path: Path) -> None:
+    """A conversion that would overflow is refused, and not written as infinity."""
+    folder = make_folder(tmp_path / "model", weight=torch.full((HIDDEN,), 60_000.0))
+    store_samples(tmp_path / "shards", spec_of(folder, "float16", "pre"), [40])
+    result = statetap(
+        *("export", tmp_path / "shards", "--to", "specforge", "--out", tmp_path / "out"),
+        *("--model", folder),
+    )
+    assert result.exit_code == 1
+    assert "beyond float16" in result.stderr
