@@ -95,15 +95,12 @@ def test_every_row_equals_the_reference(demo: Demo, tiny_model: Path) -> None:
     assert num_samples == NUM_CONVERSATIONS
 
 
-def test_the_crosscheck_keeps_its_bound_and_can_fail(demo: Demo, tiny_model: Path) -> None:
-    """It tells the largest difference of each slot; a model with other weights is found out."""
+def test_the_crosscheck_keeps_its_bound(demo: Demo, tiny_model: Path) -> None:
+    """It tells the largest difference of each slot. That it can fail: test_faults."""
     outcome = statetap("crosscheck", demo.run_folder, "--model", tiny_model)
     assert [slot["slot"] for slot in outcome["slots"]] == ["h2", "h4", "h5", "last"]
     assert all(slot["max_absolute"] <= 1e-4 for slot in outcome["slots"])
     assert len(outcome["keys"]) == 8
-    program = str(Path(sys.executable).parent / "statetap")
-    strict = [program, "crosscheck", str(demo.run_folder), f"--model={tiny_model}", "--bound=-1"]
-    assert subprocess.run(strict, capture_output=True, check=False).returncode == 1
 
 
 def test_the_readmes_script_shows_a_sample(demo: Demo, repository: Path) -> None:

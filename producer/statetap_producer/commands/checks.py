@@ -2,12 +2,13 @@
 # ruff: noqa: PLC0415 - see the package
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from statetap_contract import MissingError
+from statetap_contract import MissingError, UsageError
 
 from statetap_producer.commands.options import JsonOption, ModelOption
 from statetap_producer.commands.output import print_json
@@ -22,7 +23,8 @@ def compare(
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Samples to compare.")] = 8,
     seed: Annotated[int, typer.Option(metavar="N", help="Chooses the samples.")] = 0,
     bound: Annotated[
-        float | None, typer.Option(metavar="X", help="Largest error of a row; else the dtype's.")
+        float | None,
+        typer.Option(metavar="X", help="Largest error of any row; else the dtype's three bounds."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -35,6 +37,8 @@ def compare(
     from statetap_producer.proving.crosscheck_view import outcome_json, outcome_view
     from statetap_producer.terminal.progress import count_progress
 
+    if bound is not None and not 0 < bound < math.inf:
+        raise UsageError("bound-odd", f"--bound {bound:g} is no bound: give a number above 0")
     with count_progress("comparing", samples) as on_progress:
         outcome = crosscheck(CrosscheckRequest(path, model, samples, seed, bound), on_progress)
     if as_json:

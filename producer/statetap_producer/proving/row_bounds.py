@@ -7,7 +7,7 @@ from typing import Final, Self
 import torch
 
 #: Names of the two measures a bound is set on.
-ABSOLUTE: Final = "absolute difference"
+ABSOLUTE: Final = "difference"
 RELATIVE: Final = "relative row error"
 
 #: Unit roundoffs of the dtypes in half precision.
@@ -58,8 +58,9 @@ def _place(share: float, number: int) -> int:
 class RowBounds:
     """The bounds on the rows of one slot of one sample."""
 
-    #: ``ABSOLUTE``, the largest element of ours - reference in the row, or ``RELATIVE``,
-    #: ||ours - reference|| / ||reference||.
+    #: ``ABSOLUTE``, the largest element of ours - reference in the row, over the reference row's
+    #: root mean square where that is above 1; or ``RELATIVE``, ||ours - reference|| over
+    #: ||reference||.
     measure: str
     #: Bounds on those of ``RowErrors``.
     middle: float
@@ -80,7 +81,8 @@ class RowBounds:
         """The measure of each row, float64 [n]; not a number where a row has an element that is."""
         if self.measure == RELATIVE:
             return relative_errors(ours, theirs)
-        return (ours.double() - theirs.double()).abs().amax(dim=1)
+        scale = theirs.double().square().mean(dim=1).sqrt().clamp_min(1)
+        return (ours.double() - theirs.double()).abs().amax(dim=1) / scale
 
     def are_kept_by(self, errors: torch.Tensor) -> bool:
         """Whether the errors [n] of a sample's rows are within; what is not a number is not."""
@@ -99,7 +101,8 @@ def bounds_of(dtype: str, *, has_experts: bool) -> RowBounds:
     """The bounds on states of a dtype, of a model that has experts or has none.
 
     float32: rows equal the reference's exactly, or to some 2e-5 where another kernel (a cache, a
-    chunk, tensor parallelism) adds up in another order.
+    chunk, tensor parallelism) adds up in another order. In rows with elements in the thousands the
+    last bit of one is worth more than the bound, hence the row's own scale.
 
     bfloat16 and float16: an absolute bound means nothing, since some models have single elements in
     the thousands. The relative error of a row does not depend on scale, and grows with the unit

@@ -95,11 +95,13 @@ def _source(
 ) -> Source:
     seconds = float(times.max() - times.min()) / _NS
     total = int(num_tokens.sum())
+    # The time begins when the first sample was stored, and says nothing of how long that one took.
+    first = int(num_tokens[times == times.min()].sum())
     tokens = _binned(times, num_tokens, bins.begin_ns, bins.interval_s, len(bins.tokens))
     return Source(
         name=name,
         num_samples=len(times),
         num_tokens=total,
-        tokens_per_s=total / seconds if seconds >= _SHORTEST_S else None,
+        tokens_per_s=(total - first) / seconds if seconds >= _SHORTEST_S else None,
         tokens=tuple(tokens),
     )

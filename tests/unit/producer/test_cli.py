@@ -162,6 +162,15 @@ def test_a_run_that_is_not_planned_is_named(
     check_error(statetap(command, *arguments[command]), 3, "statetap plan DATASET")
 
 
+@pytest.mark.parametrize("bound", ["0", "-1", "nan", "inf"])
+def test_a_bound_that_is_none_is_refused(
+    statetap: Invoke, run: RunFolder, model: Path, bound: str
+) -> None:
+    """All samples would be beyond it, or none."""
+    result = statetap("crosscheck", run.path, "--model", model, "--bound", bound)
+    check_error(result, 2, f"--bound {bound}", "above 0")
+
+
 def test_enqueue_queues_and_says_how_many(
     statetap: Invoke, run: RunFolder, redis_server: LocalRedis
 ) -> None:

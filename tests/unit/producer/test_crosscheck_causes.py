@@ -220,6 +220,18 @@ def test_what_is_not_a_number_keeps_no_bound() -> None:
     assert math.isnan(worse.worst)
 
 
+def test_one_bit_of_a_large_element_is_within() -> None:
+    """In float32, beside elements that are small and may not be off by as much."""
+    bounds = bounds_of("float32", has_experts=False)
+    reference = torch.ones(2, 64)
+    reference[0, 0] = 16384
+    ours = reference.clone()
+    ours[0, 0] = torch.nextafter(ours[0, 0], torch.tensor(math.inf))
+    assert bounds.are_kept_by(bounds.errors(ours, reference))
+    ours[1, 3] += 2e-4
+    assert not bounds.are_kept_by(bounds.errors(ours, reference))
+
+
 def test_not_all_of_many_wrong_samples_are_examined(tiny_model: Path, tmp_path: Path) -> None:
     """All are named; the cause is looked for in the first few."""
     world = World(tiny_model, "float32")

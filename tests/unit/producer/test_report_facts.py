@@ -80,7 +80,7 @@ def test_a_run_under_way(five: RunFolder, moment: Moment) -> None:
     assert report.times.interval_s == 1
     assert {k: v for k, v in enumerate(report.times.tokens) if v} == {0: 4, 10: 10, 70: 10}
     assert [(s.name, s.num_samples, s.num_tokens, s.tokens_per_s) for s in report.servers] == [
-        ("gpu-1", 2, 14, 1.4),
+        ("gpu-1", 2, 14, 1.0),
         ("gpu-2", 1, 10, None),
     ]
     assert [source.name for source in report.workers] == ["w-00", "w-01"]
@@ -101,8 +101,8 @@ def test_a_host_has_the_samples_of_all_its_shards(five: RunFolder, moment: Momen
         put(five, rows[number], worker=f"w-{number:02d}", host=host)
     report = report_of(five)
     assert [(s.name, s.num_samples, s.num_tokens, s.tokens_per_s) for s in report.servers] == [
-        ("gpu-2", 2, 30, 1.5),
-        ("gpu-1", 2, 14, 0.7),
+        ("gpu-2", 2, 30, 1.0),
+        ("gpu-1", 2, 14, 0.5),
     ]
     assert [{k: v for k, v in enumerate(each.tokens) if v} for each in report.servers] == [
         {10: 10, 30: 20},

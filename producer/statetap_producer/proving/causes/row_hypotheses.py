@@ -15,6 +15,12 @@ from statetap_producer.terminal.counted import counted
 #: Rows by which a shift is found.
 _NUM_PROBES: Final = 64
 
+#: Rows that are compared with all others at a time, so that memory does not grow with the square.
+_NEAREST_ROWS: Final = 256
+
+#: Share of a prompt's rows that may be taken for others that are like them.
+_LARGEST_ALIKE: Final = 0.1
+
 
 def not_finite(
     compared: ComparedSample, slot: int, _reference: ReferenceModel
@@ -58,12 +64,18 @@ def shifted_rows(
 def reordered_rows(
     compared: ComparedSample, slot: int, _reference: ReferenceModel
 ) -> Iterator[Explanation]:
-    """Rows of the same prompt in any other order."""
+    """Rows of the same prompt in any other order, or some of them in the place of others."""
     ours, theirs = compared.ours(slot), compared.theirs[slot]
     if not ours.isfinite().all():
         return
     nearest = _nearest(ours, theirs)
+    num_missing = len(nearest) - len(nearest.unique())
     cause = Cause("rows-reordered", "the rows are the prompt's own, in another order")
+    # Rows that are much alike are taken for one another, even where all are there.
+    if num_missing > _LARGEST_ALIKE * len(nearest):
+        cause = Cause(
+            "rows-repeated", "the rows are the prompt's own, some several times and others not"
+        )
     yield Explanation(cause, compared.bounds.errors(ours, theirs[nearest]))
 
 
@@ -100,5 +112,6 @@ def _of_rows(kind: str, text: str, is_so: torch.Tensor) -> Explanation:
 
 def _nearest(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     """For each row of ``ours`` the row of ``theirs`` with the largest cosine, int64 [n]."""
-    a, b = normalize(ours.double(), dim=1), normalize(theirs.double(), dim=1)
-    return (a @ b.T).argmax(dim=1)
+    directions = normalize(theirs.double(), dim=1).T
+    pieces = torch.split(ours, _NEAREST_ROWS)
+    return torch.cat([(normalize(rows.double(), dim=1) @ directions).argmax(1) for rows in pieces])

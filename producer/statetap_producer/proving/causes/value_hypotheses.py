@@ -40,9 +40,9 @@ def scaled(
     factors = (ours * theirs).sum(dim=1) / (theirs * theirs).sum(dim=1)
     factor = float(factors[bad].median())
     if factor not in {0.0, 1.0} and abs(factor) < torch.inf:
-        cause = Cause(
-            "scaled", f"each row is {round(factor, 2) or factor:.3g} times what it should be"
-        )
+        # Two digits tell most factors; one that they do not tell from 0 or 1 takes more.
+        shown = f"{factor:.5g}" if round(factor, 2) in {0.0, 1.0} else f"{round(factor, 2):g}"
+        cause = Cause("scaled", f"each row is {shown} times what it should be")
         yield Explanation(cause, compared.bounds.errors(ours / factor, theirs))
 
 
