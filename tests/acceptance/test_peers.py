@@ -178,7 +178,7 @@ def test_states_before_the_norm_are_given_after_it(
 
 
 def test_modelopt_is_told_of_states_before_the_norm(data: PeerData, read: Read) -> None:
-    """It applies the norm itself where a file says so."""
+    """Its loader gives on what each file says of the norm."""
     tree = read("modelopt", "pre")
     told = {"base_hidden_prenorm": torch.tensor(True)}
     expected = [SAMPLE_OF["modelopt"](sample) | told for sample in stored(data, "pre")]

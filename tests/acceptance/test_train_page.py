@@ -13,6 +13,7 @@ import typer.main
 from statetap_producer.cli import app
 
 from .peer_samples import LENGTHS, PeerData
+from .test_peers import export
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -52,9 +53,17 @@ def test_our_commands_have_these_options(
 
 
 def test_trainers_take_these_commands(
-    repository: Path, blocks: dict[str, list[str]], commands: list[list[str]], tmp_path: Path
+    repository: Path,
+    blocks: dict[str, list[str]],
+    commands: list[list[str]],
+    tiny_model: Path,
+    tmp_path: Path,
 ) -> None:
-    """Their own code parses them, and finds the very files that our export commands write."""
+    """Their own code parses them, and finds the very files that our export commands write.
+
+    The ratio is that of a real export, as the shell puts it in; that it cuts where the held-out
+    samples begin is held in ``test_peers.py``.
+    """
     python = repository / ".venv-peers" / "bin" / "python"
     if not python.exists():
         pytest.fail(f"{python} is missing: run make peers")
@@ -62,6 +71,12 @@ def test_trainers_take_these_commands(
     (tmp_path / "mine.yaml").write_text(run)
     told: dict[str, Any] = {"specforge": str(tmp_path / "mine.yaml")}
     told["speculators"] = next(words[2:] for words in commands if words[0] == "speculators")
+    data = PeerData.make(tiny_model, tmp_path / "data")
+    held_out = ("--val-fraction", "0.3")
+    made = export("speculators", data.post, data.model, tmp_path / "made", *held_out)
+    ratio = json.loads((made / "export.json").read_text())["train_data_ratio"]
+    place = told["speculators"].index("--train-data-ratio") + 1
+    told["speculators"][place] = in_shell(told["speculators"][place], made)
     told["modelopt"] = next(words[1:] for words in commands if words[0] == "./launch_train.sh")
     ended = subprocess.run(
         [python, repository / "tests/acceptance/peers/parse_commands.py", json.dumps(told)],
@@ -87,7 +102,7 @@ def test_trainers_take_these_commands(
             "data_path": exported["speculators"],
             "on_missing": "raise",
             "draft_vocab_size": 32000,
-            "train_data_ratio": 0.95,
+            "train_data_ratio": ratio,
         },
         "modelopt": {
             "offline_data_path": f"{exported['modelopt']}/train",
@@ -96,6 +111,14 @@ def test_trainers_take_these_commands(
             "draft_vocab_size": 32000,
         },
     }
+
+
+def in_shell(word: str, made: Path) -> str:
+    """What a shell makes of a word that has ``jq`` read from the export, were it there."""
+    found = re.fullmatch(r"\$\(jq \.(\w+) (\S+)\)", word)
+    assert found is not None, word
+    file = Path(found[2].replace("/data/speculators", str(made)))
+    return json.dumps(json.loads(file.read_text())[found[1]])
 
 
 def test_the_loop_of_a_trainer_of_ones_own_runs(

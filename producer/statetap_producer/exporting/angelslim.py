@@ -28,6 +28,7 @@ class AngelSlim:
 
     name = "angelslim"
     norms = ("post",)
+    num_layers = 3
     needs_vocabulary = True
     needs_token_counts = False
     suffix = ".ckpt"

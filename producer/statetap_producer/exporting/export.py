@@ -93,6 +93,7 @@ class _Export:
         self._checksums = checksums
         self._on_progress = on_progress
         self._num_bytes = 0
+        self._total_bytes = int(plan.table.num_tokens.sum()) * plan.table.spec.row_bytes
         #: Recorded files that are no longer what was recorded, by name.
         self._damaged: dict[str, _Damaged] = {}
         #: New digests of such files.
@@ -196,10 +197,8 @@ class _Export:
         self._checksums.append(new)
 
     def _advance(self, num_tokens: int) -> None:
-        row_bytes = self._plan.table.spec.row_bytes
-        self._num_bytes += num_tokens * row_bytes
-        total = int(self._plan.table.num_tokens.sum()) * row_bytes
-        self._on_progress(self._num_bytes, total)
+        self._num_bytes += num_tokens * self._plan.table.spec.row_bytes
+        self._on_progress(self._num_bytes, self._total_bytes)
 
 
 def _write_whole(path: Path, write: Callable[[NewFile], object]) -> str:

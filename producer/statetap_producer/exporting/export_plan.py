@@ -1,6 +1,7 @@
 """ExportPlan: what an export will write, settled before anything is written."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -90,7 +91,8 @@ def plan_export(request: ExportRequest, on_progress: Callable[[int, int], None])
 
     Raises:
         UsageError: kinds ``val-fraction``, ``split-empty``, ``model-needed``, ``model-differs``,
-            ``draft-vocab-size``, ``vocabulary-needed``, ``export-foreign``, ``export-differs``.
+            ``draft-vocab-size``, ``vocabulary-needed``, ``layers-differ``, ``export-foreign``,
+            ``export-differs``.
         CheckError: kind ``no-samples``, ``no-loss``, ``token-outside``, ``export-damaged``,
             and what ``check_complete`` raises.
         MissingError: kind ``disk-too-small``.
@@ -108,6 +110,13 @@ def plan_export(request: ExportRequest, on_progress: Callable[[int, int], None])
     stored = SampleTable.scan(*shards) if shards else None
     if not stored:
         raise CheckError("no-samples", f"{request.path} holds no samples to export")
+    num_layers = len(stored.spec.layers)
+    if trainer.num_layers not in {None, num_layers}:
+        raise UsageError(
+            "layers-differ",
+            f"{trainer.name} reads {trainer.num_layers} aux layers and these samples have "
+            f"{num_layers}: export for another trainer, or capture {trainer.num_layers} layers",
+        )
     for shard in stored.shards:
         check_complete(shard)
     model = _model_of(request, stored)
@@ -196,10 +205,11 @@ def _content(
 
 def _earlier_record(out: Path) -> dict[str, object] | None:
     """What a folder says of the export in it; None for a folder that is free for one."""
+    nearest = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise UsageError("export-foreign", f"{nearest} is no folder: give another to --out")
     if not out.exists():
         return None
-    if not out.is_dir():
-        raise UsageError("export-foreign", f"{out} is no folder: give another to --out")
     for name in (RECORD_FILE, UNFINISHED_FILE):
         file = out / name
         try:
@@ -268,7 +278,7 @@ def _refuse_small_disk(plan: ExportPlan) -> None:
             try:
                 there += (plan.out / plan.sample_name(place)).stat().st_size
             except OSError:
-                break
+                continue
     if plan.num_bytes - there > plan.free_bytes:
         raise MissingError(
             "disk-too-small",

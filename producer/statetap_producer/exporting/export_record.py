@@ -3,7 +3,7 @@
 from typing import Final
 
 from statetap_producer.exporting.norm_step import NormStep
-from statetap_producer.exporting.sample_list import keys_digest
+from statetap_producer.exporting.sample_list import samples_digest
 from statetap_producer.exporting.trainer_format import ExportContent, TrainerFormat
 
 #: The record of an export that is whole.
@@ -35,7 +35,7 @@ def export_record(
         "format": trainer.name,
         "capture_spec": table.spec.to_json(),
         "samples": {
-            "digest": keys_digest(table),
+            "digest": samples_digest(table),
             "num_samples": len(table),
             "num_train": content.num_train,
             "num_val": content.num_val,
@@ -46,6 +46,8 @@ def export_record(
             "captured": step.captured,
             "written": step.written,
             "conversion": _NORM_STEPS[step.captured, step.written],
+            # Two folders may have the same revision: one whose weights were changed in place.
+            "norm_digest": None if step.norm is None else step.norm.digest,
         },
         "states_dtype": {"captured": table.spec.dtype, "written": content.spec.dtype},
         "draft_vocabulary": None,

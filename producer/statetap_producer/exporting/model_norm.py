@@ -1,6 +1,8 @@
 """ModelNorm: the final norm of a model, from its folder alone; no model is loaded."""
 
+import hashlib
 import json
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +84,23 @@ class ModelNorm:
         """float32 [n, hidden_size] after the norm, from those before it."""
         mean_square = rows.square().mean(1, keepdim=True)
         return rows * torch.rsqrt(mean_square + self.eps) * self.scale
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits that stand for weight and eps."""
+        return hashlib.blake2b(
+            self.scale.numpy().tobytes() + struct.pack("<d", self.eps), digest_size=16
+        ).hexdigest()
+
+    def shortfalls(self, rows: torch.Tensor) -> torch.Tensor:
+        """By how much the mean squares of rows after this norm fall short of one, float32 [n].
+
+        That is the part that eps had, next to nothing in a model's own states. Empty for a weight
+        with zeros, which take parts of a row away.
+        """
+        if not self.scale.all():
+            return rows.new_empty(0)
+        return 1 - (rows / self.scale).square().mean(1)
 
     def undo(self, rows: torch.Tensor) -> torch.Tensor:
         """States that this norm turns into the given ones, float32 [n, hidden_size] both.

@@ -27,6 +27,7 @@ class ModelOpt:
 
     name = "modelopt"
     norms = ("post", "pre")
+    num_layers = None
     needs_vocabulary = False
     needs_token_counts = False
     suffix = ".pt"

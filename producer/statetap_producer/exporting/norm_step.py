@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
+import torch
 from statetap_contract import CaptureSpec, CheckError, ModelFolder, UsageError
 from statetap_store.torch_view import to_torch
 
@@ -10,6 +11,12 @@ from statetap_producer.exporting.model_norm import ModelNorm
 from statetap_producer.exporting.trainer_format import Blocks
 
 #: In words, by what ``CaptureSpec.norm`` says.
+#: Rows of a block that are looked at.
+_PROBED_ROWS: Final = 16
+#: The middle row of a sample may not have lost more to eps: no model's states are that small, and
+#: weights that are too large look the same.
+_LARGEST_SHORTFALL: Final = 2.0**-5
+
 NORM_WORDS: Final = {"post": "after the final norm", "pre": "before the final norm"}
 
 
@@ -56,26 +63,45 @@ class NormStep:
 
         Raises:
             CheckError: kind ``norm-differs``: they are not what the model's norm gives, or are
-                beyond what the dtype holds; and what ``blocks`` raises.
+                beyond what the dtype holds; ``not-finite``; and what ``blocks`` raises.
         """
         if self.norm is None:
             yield from blocks
             return
         convert = self.norm.apply if self.written == "post" else self.norm.undo
+        shortfalls = []
         for rows in blocks:
             last = to_torch(rows, spec.dtype)[:, -spec.hidden_size :]
+            captured = last.float()
+            if not captured.isfinite().all():
+                raise CheckError(
+                    "not-finite",
+                    f"the last hidden states of sample {key} hold a value that is not finite: run "
+                    "statetap verify, then repair, and extract the sample again",
+                )
+            if self.captured == "post":
+                shortfalls.append(self.norm.shortfalls(captured[:_PROBED_ROWS]))
             try:
-                last.copy_(convert(last.float()))
+                last.copy_(convert(captured))
                 if not last.isfinite().all():
                     raise ValueError(f"the result is beyond {spec.dtype}")
             except ValueError as error:
-                raise CheckError(
-                    "norm-differs",
-                    f"the last hidden states of sample {key} do not fit the model's final norm "
-                    f"({error}): give the very model folder that the server loaded",
-                ) from error
+                raise _differs(key, str(error)) from error
             yield rows
+        # One row may be small by right, half of them are not.
+        if shortfalls and len(probed := torch.cat(shortfalls)):
+            middle = float(probed.median())
+            if middle > _LARGEST_SHORTFALL:
+                raise _differs(key, f"a mean square is {1 - middle:.3g}, below 1")
 
     def written_spec(self, spec: CaptureSpec) -> CaptureSpec:
         """What the rows hold afterwards."""
         return replace(spec, norm=self.written)
+
+
+def _differs(key: str, why: str) -> CheckError:
+    return CheckError(
+        "norm-differs",
+        f"the last hidden states of sample {key} do not fit the model's final norm ({why}): give "
+        "the very model folder that the server loaded",
+    )

@@ -13,8 +13,12 @@ from statetap_contract import CheckError, UsageError
 from statetap_store import SampleTable
 
 from statetap_producer.exporting.split import is_held_out
+from statetap_producer.terminal.counted import counted
 
 SAMPLES_FILE: Final = "samples.jsonl"
+
+#: A key does not tell states apart: a model changed in place keeps its revision.
+_IDENTITY: Final = ("key", "num_tokens", "ids_xxh3", "mask_xxh3", "states_xxh3")
 
 
 def in_export_order(table: SampleTable, val_fraction: float) -> tuple[SampleTable, int]:
@@ -25,9 +29,12 @@ def in_export_order(table: SampleTable, val_fraction: float) -> tuple[SampleTabl
     return replace(table, records=table.records[order]), len(keys) - int(is_val.sum())
 
 
-def keys_digest(table: SampleTable) -> str:
-    """32 hex digits that stand for the samples and their order."""
-    return hashlib.blake2b(table.records["key"].tobytes(), digest_size=16).hexdigest()
+def samples_digest(table: SampleTable) -> str:
+    """32 hex digits that stand for the samples, their payloads and their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in _IDENTITY:
+        digest.update(table.records[name].tobytes())
+    return digest.hexdigest()
 
 
 def sample_lines(table: SampleTable, names: Iterable[str]) -> Iterator[bytes]:
@@ -51,8 +58,9 @@ def listed_samples(path: Path, table: SampleTable) -> SampleTable:
     if (is_missing := stored[places] != keys).any():
         raise UsageError(
             "export-differs",
-            f"{path.parent} holds an export of other samples, {keys[is_missing][0].decode()} among "
-            "them: give another folder to --out",
+            f"{path.parent} holds an export with {counted(int(is_missing.sum()), 'sample')} that "
+            f"are not stored here, {keys[is_missing][0].decode()} among them: extract what was "
+            "lost again with statetap enqueue, or give another folder to --out",
         )
     return replace(table, records=table.records[places], num_duplicates=0)
 

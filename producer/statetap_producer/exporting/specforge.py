@@ -31,6 +31,7 @@ class SpecForge:
 
     name = "specforge"
     norms = ("post",)
+    num_layers = 3
     needs_vocabulary = False
     needs_token_counts = False
     suffix = ".ckpt"

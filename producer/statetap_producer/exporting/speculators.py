@@ -18,7 +18,7 @@ from statetap_producer.exporting.datasets_folder import (
 )
 from statetap_producer.exporting.new_file import NewFile
 from statetap_producer.exporting.safetensors_header import TensorForm, safetensors_header
-from statetap_producer.exporting.sample_list import keys_digest
+from statetap_producer.exporting.sample_list import samples_digest
 from statetap_producer.exporting.torch_file import save_torch
 from statetap_producer.exporting.trainer_format import Companion, ExportContent, SampleStream
 
@@ -35,6 +35,7 @@ class Speculators:
 
     name = "speculators"
     norms = ("pre",)
+    num_layers = None
     needs_vocabulary = False
     needs_token_counts = True
     suffix = ".safetensors"
@@ -58,7 +59,7 @@ class Speculators:
                 write_rows(reader, file)
 
         def describe(name: str, file: NewFile) -> None:
-            file.write(describe_rows(keys_digest(content.table))[name])
+            file.write(describe_rows(samples_digest(content.table))[name])
 
         yield ROWS_FILE, rows
         yield STATE_FILE, partial(describe, STATE_FILE)

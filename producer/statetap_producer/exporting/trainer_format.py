@@ -72,6 +72,11 @@ class TrainerFormat(Protocol):
         ...
 
     @property
+    def num_layers(self) -> int | None:
+        """How many aux layers it reads; None where any number will do."""
+        ...
+
+    @property
     def needs_vocabulary(self) -> bool:
         """Whether it does not train without a mapping of the vocabulary."""
         ...

@@ -48,7 +48,7 @@ def sample_batches(plan: ExportPlan, places: Iterable[int]) -> Iterator[SampleBa
     def batch() -> SampleBatch:
         return SampleBatch(
             out=plan.out,
-            table=replace(table, records=table.records[chosen]),
+            table=_with_own_shards(table, chosen),
             names=tuple(map(plan.sample_name, chosen)),
             trainer=plan.trainer,
             step=plan.step,
@@ -62,6 +62,18 @@ def sample_batches(plan: ExportPlan, places: Iterable[int]) -> Iterator[SampleBa
             chosen, num_bytes = [], 0
     if chosen:
         yield batch()
+
+
+def _with_own_shards(table: SampleTable, places: list[int]) -> SampleTable:
+    """Some samples, with their shards alone: a table of thousands is slow to hand over."""
+    records = table.records[places]
+    shards, records["shard"] = np.unique(records["shard"], return_inverse=True)
+    return replace(
+        table,
+        records=records,
+        shards=tuple(table.shards[number] for number in shards),
+        layouts=tuple(table.layouts[number] for number in shards),
+    )
 
 
 def write_batch(batch: SampleBatch) -> tuple[str, ...]:

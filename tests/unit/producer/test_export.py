@@ -15,14 +15,19 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from statetap_contract import UsageError
+from safetensors.torch import load_file, save_file
+from statetap_contract import ModelFolder, UsageError
 from statetap_producer.exporting import export as export_module
 from statetap_producer.exporting.checksum_list import ChecksumList
+from statetap_producer.exporting.export_plan import ExportRequest, plan_export
+from statetap_producer.exporting.formats import FORMATS
 from statetap_producer.exporting.split import is_held_out
 from statetap_producer.exporting.vocabulary import VocabularyMapping
-from statetap_store import ShardWriter, seal
+from statetap_producer.exporting.write_samples import sample_batches
+from statetap_store import RunReader, SampleTable, ShardWriter, seal
 from typer.testing import Result
 
+from . import export_stage
 from .conftest import Invoke
 from .export_stage import (
     PROVENANCE,
@@ -264,7 +269,7 @@ def test_another_export_is_refused(
     check_refused(export(*options), 2, "differs in its draft vocabulary")
     arguments = ("--to", "specforge", "--out", tmp_path / "out", "--val-fraction", 0.3)
     store_samples(tmp_path / "less", spec_of(model), LENGTHS[:9])
-    check_refused(statetap("export", tmp_path / "less", *arguments), 2, "other samples")
+    check_refused(statetap("export", tmp_path / "less", *arguments), 2, "3 samples", "not stored")
     store_samples(tmp_path / "wide", spec_of(model, "float32"), LENGTHS)
     check_refused(statetap("export", tmp_path / "wide", *arguments), 2, "another capture spec")
     assert tree(tmp_path / "out") == before
@@ -281,6 +286,79 @@ def test_a_file_that_the_trainer_would_take_for_a_sample(export: Exporter, tmp_p
     check_refused(export(), 2, str(stranger), "move it away")
     stranger.rename(stranger.with_suffix(".txt"))
     assert export().exit_code == 0
+
+
+@pytest.mark.parametrize("trainer", ["specforge", "angelslim"])
+def test_layers_that_a_trainer_cannot_read(
+    statetap: Invoke, model: Path, tmp_path: Path, trainer: str
+) -> None:
+    """Three are what their drafters are built for; that is said before anything is written."""
+    spec = ModelFolder.read(model).spec((2, 5), "bfloat16", "post")
+    with ShardWriter.create(tmp_path / "two.h5", spec, PROVENANCE, 1 << 21) as writer:
+        states = np.ones((3, spec.row_width), np.uint16)
+        writer.append("a" * 32, np.arange(3, dtype="<i4"), np.ones(3, "u1"), states)
+        writer.commit()
+    options = ("--to", trainer, "--out", tmp_path / "out", "--model", model)
+    result = statetap("export", tmp_path / "two.h5", *options, "--draft-vocab-size", 9)
+    check_refused(result, 2, "3 aux layers", "have 2")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be(export: Exporter, tmp_path: Path) -> None:
+    """A file on the way, or a link to nothing, is the person's mistake and not the disk's."""
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    check_refused(export(out="file/out"), 2, f"{tmp_path / 'file'} is no folder")
+    check_refused(export(out="link"), 2, f"{tmp_path / 'link'} is no folder")
+
+
+def test_a_model_whose_norm_was_changed_in_place(
+    statetap: Invoke, shards: Path, model: Path, tmp_path: Path
+) -> None:
+    """It has the same revision: larger weights are found out, and no export has two norms."""
+    command = ("export", shards, "--to", "speculators", "--model", model, "--out")
+    assert statetap(*command, tmp_path / "out").exit_code == 0
+    before = tree(tmp_path / "out")
+    weights = model / "model.safetensors"
+    norm = load_file(weights)["model.norm.weight"]
+    save_file({"model.norm.weight": norm * 1.5}, weights)
+    check_refused(statetap(*command, tmp_path / "out"), 2, "differs in its last hidden states")
+    assert tree(tmp_path / "out") == before
+    result = statetap(*command, tmp_path / "new")
+    assert result.exit_code == 1
+    assert "do not fit the model's final norm" in result.stderr
+    assert "below 1" in result.stderr
+
+
+def test_states_that_are_not_finite_are_not_converted(
+    statetap: Invoke, model: Path, tmp_path: Path
+) -> None:
+    """The sentence names the sample and what to do, and does not blame the model."""
+    spec = spec_of(model)
+    with ShardWriter.create(tmp_path / "nan.h5", spec, PROVENANCE, 1 << 21) as writer:
+        states = np.full((3, spec.row_width), 0x7FC0, np.uint16)
+        writer.append("a" * 32, np.arange(3, dtype="<i4"), np.ones(3, "u1"), states)
+        writer.commit()
+    options = ("--to", "speculators", "--model", model, "--out", tmp_path / "out")
+    result = statetap("export", tmp_path / "nan.h5", *options)
+    assert result.exit_code == 1
+    assert f"sample {'a' * 32} hold a value that is not finite" in result.stderr
+
+
+def test_a_batch_takes_its_own_shards_alone(model: Path, shards: Path, tmp_path: Path) -> None:
+    """And reads the same samples from them."""
+    request = ExportRequest(shards, FORMATS["specforge"], tmp_path / "out", model, 0.0, None)
+    plan = plan_export(request, lambda *_: None)
+    assert len(plan.table.shards) == 3
+    (batch,) = sample_batches(plan, [6, 7, 11])
+    assert batch.table.shards == plan.table.shards[1:]
+    with RunReader(batch.table) as some, RunReader(plan.table) as whole:
+        for number, place in enumerate((6, 7, 11)):
+            assert batch.table[number].key == plan.table[place].key
+            for ours, theirs in zip(
+                some.read_prompt(number), whole.read_prompt(place), strict=True
+            ):
+                np.testing.assert_array_equal(ours, theirs)
 
 
 def test_samples_stored_later(export: Exporter, model: Path, shards: Path, tmp_path: Path) -> None:
@@ -490,3 +568,63 @@ def test_memory_is_flat(model: Path, tmp_path: Path, memory: Path) -> None:
         list(map(str, command)), capture_output=True, text=True, timeout=120, check=True
     )
     assert int(ended.stdout) < (many - few) * 400
+
+
+def test_a_disk_that_holds_what_is_missing(
+    export: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is not there yet has to fit, whichever file that is."""
+    assert export().exit_code == 0
+    out = tmp_path / "out"
+    before = tree(out)
+    (out / "export.json").rename(out / "export.unfinished.json")
+    min(path for path in out.rglob("*") if path.suffix in {".ckpt", ".pt"}).unlink()
+    largest = max(map(len, before.values()))
+    usage = namedtuple("usage", "total used free")  # noqa: PYI024 - as shutil has it
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9, largest))
+    result = export()
+    assert result.exit_code == 0, result.output
+    assert tree(out) == before
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_the_same_samples_with_other_states(
+    export: Exporter,
+    model: Path,
+    shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_finished: bool,
+) -> None:
+    """Keys do not tell states apart: an export is of one source, or is refused."""
+    assert export().exit_code == 0
+    out = tmp_path / "out"
+    if not is_finished:
+        (out / "export.json").rename(out / "export.unfinished.json")
+    before = tree(out)
+    keys = [sample.key for sample in stored_samples(shards)]
+    shutil.rmtree(shards)
+    real = export_stage.post_states
+    monkeypatch.setattr(export_stage, "post_states", lambda *given: real(*given) * 2)
+    store_samples(shards, spec_of(model), LENGTHS)
+    assert [sample.key for sample in stored_samples(shards)] == keys
+    check_refused(export(), 2, "differs in its samples", "another folder")
+    assert tree(out) == before
+
+
+def test_proving_does_not_sum_all_tokens_for_each_file(
+    export: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work on a file does not grow with the number of files."""
+    assert export().exit_code == 0
+    real, num_sums = SampleTable.num_tokens, 0
+
+    def counted(table: SampleTable) -> object:
+        nonlocal num_sums
+        num_sums += 1
+        return real.fget(table)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(SampleTable, "num_tokens", property(counted))
+    assert export().exit_code == 0
+    assert 0 < num_sums < len(LENGTHS)

@@ -1,5 +1,6 @@
 """The final norm on the way to a trainer, against transformers' own norm modules."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from statetap_contract import MissingError, ModelFolder, UsageError
-from statetap_producer.exporting.model_norm import ModelNorm
+from statetap_producer.exporting.model_norm import _ONE_MORE, _PLAIN, ModelNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from .conftest import Invoke
@@ -120,32 +121,41 @@ def test_states_of_another_norm_are_found_out() -> None:
         ModelNorm(torch.where(weight > 1, weight, 0), EPS).undo(norm.apply(rows))
 
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "LlamaRMSNorm",
-    "MistralForCausalLM": "MistralRMSNorm",
-    "MixtralForCausalLM": "MixtralRMSNorm",
-    "Qwen2ForCausalLM": "Qwen2RMSNorm",
-    "Qwen3ForCausalLM": "Qwen3RMSNorm",
-    "Qwen3MoeForCausalLM": "Qwen3MoeRMSNorm",
-    "Qwen3NextForCausalLM": "Qwen3NextRMSNorm",
-    "DeepseekV3ForCausalLM": "DeepseekV3RMSNorm",
-    "GptOssForCausalLM": "GptOssRMSNorm",
-    "Glm4MoeForCausalLM": "Glm4MoeRMSNorm",
-    "Phi3ForCausalLM": "Phi3RMSNorm",
-    "Olmo2ForCausalLM": "Olmo2RMSNorm",
-    "GemmaForCausalLM": "GemmaRMSNorm",
-    "Gemma2ForCausalLM": "Gemma2RMSNorm",
-    "Gemma3ForCausalLM": "Gemma3RMSNorm",
+#: The norm's class is called after the family, but for those that have another's language model.
+NORM_OF = {
+    "Llama4": "transformers.models.llama4.modeling_llama4.Llama4TextRMSNorm",
+    "Mistral3": "transformers.models.mistral.modeling_mistral.MistralRMSNorm",
+    "Qwen3VL": "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLTextRMSNorm",
+    "Qwen3VLMoe": "transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe.Qwen3VLMoeTextRMSNorm",
+    # Not in transformers. Its language model is taken to be DeepSeek-V3's.
+    "KimiK25": "transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3RMSNorm",
 }
 
 
-@pytest.mark.parametrize(("architecture", "class_name"), ARCHITECTURES.items())
-def test_each_architecture_has_its_own_norm(
-    tmp_path: Path, architecture: str, class_name: str
-) -> None:
+def norm_class(family: str) -> tuple[str, Any]:
+    """An architecture of a family, and transformers' class of its final norm."""
+    names = (f"{family}ForCausalLM", f"{family}ForConditionalGeneration")
+    name = next((name for name in names if hasattr(transformers, name)), names[1])
+    if family in NORM_OF:
+        module, class_name = NORM_OF[family].rsplit(".", 1)
+    else:
+        module, class_name = getattr(transformers, name).__module__, f"{family}RMSNorm"
+    return name, getattr(importlib.import_module(module), class_name)
+
+
+def test_one_family_alone_is_not_in_transformers() -> None:
+    """All others are held against their own class below."""
+    missing = {
+        family for family in _PLAIN | _ONE_MORE if not hasattr(transformers, norm_class(family)[0])
+    }
+    assert missing == {"KimiK25"}
+
+
+@pytest.mark.parametrize("family", sorted(_PLAIN | _ONE_MORE))
+def test_each_architecture_has_its_own_norm(tmp_path: Path, family: str) -> None:
     """The norm read from a folder is that of transformers' class with the same weight."""
-    module = getattr(transformers, architecture).__module__
-    norm: Any = getattr(__import__(module, fromlist=[class_name]), class_name)(HIDDEN, eps=EPS)
+    architecture, of_class = norm_class(family)
+    norm = of_class(HIDDEN, eps=EPS)
     weight = torch.linspace(-0.5, 2, HIDDEN).bfloat16()
     norm.weight.data = weight.float()
     rows = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(1))

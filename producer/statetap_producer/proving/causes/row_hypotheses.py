@@ -69,7 +69,7 @@ def reordered_rows(
     if not ours.isfinite().all():
         return
     nearest = _nearest(ours, theirs)
-    num_missing = len(nearest) - len(nearest.unique())
+    num_missing = len(nearest) - len(set(nearest.tolist()))
     cause = Cause("rows-reordered", "the rows are the prompt's own, in another order")
     # Rows that are much alike are taken for one another, even where all are there.
     if num_missing > _LARGEST_ALIKE * len(nearest):
