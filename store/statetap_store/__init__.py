@@ -8,6 +8,7 @@ are not imported here, so the store works without torch.
 from statetap_store.bad_rows import BadRow, bad_rows
 from statetap_store.dtypes import storage_dtype
 from statetap_store.inspection import Inspection, inspect_shards
+from statetap_store.length_batch_sampler import LengthBatchSampler
 from statetap_store.merge import MergeReport, merge_shards
 from statetap_store.provenance import Provenance
 from statetap_store.reader import ShardReader
@@ -28,6 +29,7 @@ __all__ = [
     "BadRow",
     "Fault",
     "Inspection",
+    "LengthBatchSampler",
     "MergeReport",
     "Provenance",
     "RepairReport",

@@ -333,6 +333,5 @@ def test_the_readmes_trainer(folder: Path, repository: Path) -> None:
         check=False,
     )
     assert result.stderr == ""
-    lines = result.stdout.splitlines()
-    assert len(lines) == 8, "30 samples, four a batch"
-    assert all(re.search(r"\[4, \d+, 16\]|\[2, \d+, 16\]", line) for line in lines)
+    (line,) = result.stdout.splitlines()
+    assert "[30, 13, 16]" in line, "30 samples of up to 13 tokens are one batch"
