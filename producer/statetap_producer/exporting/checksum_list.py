@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Self
 
-from statetap_contract import UsageError
-
-from statetap_producer.exporting.new_file import NewFile, publish
+from statetap_contract import StopError, UsageError
 
 CHECKSUMS_FILE: Final = "checksums.xxh128"
 
@@ -27,11 +25,11 @@ class ChecksumList:
 
     Raises:
         UsageError: kind ``export-running``: another process has it.
+        StopError: kind ``no-locks``: there are no locks where it lies.
         OSError: it cannot be made or opened.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         self._stream = os.fdopen(fd, "r+b")
         try:
@@ -42,6 +40,13 @@ class ChecksumList:
                 "export-running",
                 f"another process is exporting into {path.parent}: wait for it, or give another "
                 "folder to --out",
+            ) from error
+        except OSError as error:
+            self._stream.close()
+            raise StopError(
+                "no-locks",
+                f"{path.parent} lies on a file system that has no locks ({error.strerror}), so that "
+                "two exports could mix there: give another folder to --out",
             ) from error
 
     def recorded(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -71,16 +76,19 @@ class ChecksumList:
         os.fsync(self._stream.fileno())
 
     def correct(self, digests: Mapping[str, str]) -> None:
-        """Puts right the digests of files, by name, that came out otherwise. Raises OSError."""
+        """Puts right the digests of files, by name, that came out otherwise. Raises OSError.
+
+        In place, since this very file is locked. A digest that a crash leaves half-written fits no
+        file, which is then written anew.
+        """
         self._stream.seek(0)
-        file = NewFile(self._path)
-        try:
-            for line in self._stream:
-                name = line[_DIGEST_DIGITS + 2 : -1].decode()
-                file.write(_line(name, digests[name]) if name in digests else line)
-            publish([file])
-        finally:
-            file.discard()
+        offset = 0
+        for line in self._stream:
+            name = line[_DIGEST_DIGITS + 2 : -1].decode()
+            if name in digests:
+                os.pwrite(self._stream.fileno(), digests[name].encode(), offset)
+            offset += len(line)
+        os.fsync(self._stream.fileno())
 
     def close(self) -> None:
         self._stream.close()

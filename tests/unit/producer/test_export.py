@@ -304,6 +304,20 @@ def test_layers_that_a_trainer_cannot_read(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_system_without_locks(
+    export: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two exports could mix there, so that there is none."""
+
+    def refuse(_fd: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    result = export()
+    assert result.exit_code == 3
+    assert f"{tmp_path / 'out'} lies on a file system that has no locks" in result.stderr
+
+
 def test_a_folder_that_cannot_be(export: Exporter, tmp_path: Path) -> None:
     """A file on the way, or a link to nothing, is the person's mistake and not the disk's."""
     (tmp_path / "file").write_bytes(b"")
