@@ -45,7 +45,7 @@ class ChecksumList:
             self._stream.close()
             raise StopError(
                 "no-locks",
-                f"{path.parent} lies on a file system that has no locks ({error.strerror}), so that "
+                f"{path.parent} lies on a file system that has no locks ({error.strerror}), and "
                 "two exports could mix there: give another folder to --out",
             ) from error
 
