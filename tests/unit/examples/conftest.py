@@ -1,7 +1,7 @@
 """A target that is made by hand, and samples of it."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,15 @@ Arrays = tuple[Sequence[int], Sequence[int], torch.Tensor, torch.Tensor]
 
 #: Writes samples of a capture spec into a run folder and lists them.
 Store = Callable[[CaptureSpec, Sequence[Arrays]], SampleTable]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Products this small gain nothing by two, which wait for each other on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture
