@@ -40,10 +40,15 @@ def foreign_html(text: str, most: int = _MOST) -> Markup:
 
 
 def foreign_markdown(text: str, most: int = _MOST) -> str:
-    """The text as a Markdown code span, in which nothing is markup; also in a cell of a table."""
+    """The text as a Markdown code span, in which nothing is markup."""
     shown = visible(text, most) or " "
     longest = max(map(len, re.findall(r"`+", shown)), default=0)
     fence = "`" * (longest + 1)
     # A span that begins or ends with a backtick, or is blank, wants blanks, which are not shown.
     pad = " " if shown[0] in "` " or shown[-1] in "` " else ""
-    return f"{fence}{pad}{shown}{pad}{fence}".replace("|", "\\|")
+    return f"{fence}{pad}{shown}{pad}{fence}"
+
+
+def foreign_cell(text: str, most: int = _MOST) -> str:
+    """The same in a cell of a table, where alone a backslash keeps a bar from ending it."""
+    return foreign_markdown(text, most).replace("|", "\\|")

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from statetap_producer.reporting import charts
 from statetap_producer.reporting.axis import norm_words
-from statetap_producer.reporting.foreign_text import foreign_html, foreign_markdown
+from statetap_producer.reporting.foreign_text import foreign_cell, foreign_html, foreign_markdown
 from statetap_producer.reporting.report_facts import RunReport, Source
 from statetap_producer.reporting.row_norms import FAR
 from statetap_producer.terminal.counted import counted
@@ -88,6 +88,7 @@ def templates() -> Environment:
     environment.filters |= {
         "foreign": foreign_html,
         "span": foreign_markdown,
+        "cell": foreign_cell,
         "n": "{:,}".format,
         "size": decimal,
         "duration": duration,

@@ -9,7 +9,12 @@ import pytest
 from statetap_contract import DeadLetter
 from statetap_producer.reading.row_fault import RowFault
 from statetap_producer.reporting.axis import LogAxis, compact, norm_words, round_top, time_ticks
-from statetap_producer.reporting.foreign_text import foreign_html, foreign_markdown, visible
+from statetap_producer.reporting.foreign_text import (
+    foreign_cell,
+    foreign_html,
+    foreign_markdown,
+    visible,
+)
 from statetap_producer.reporting.gather import gather
 from statetap_producer.reporting.report_facts import DeadKind, DroppedKind, RunReport
 from statetap_producer.reporting.report_page import report_page
@@ -274,7 +279,8 @@ def test_what_cannot_be_seen_is_shown_by_its_escape(text: str, shown: str) -> No
 def test_foreign_text_in_html_and_markdown() -> None:
     """Escaped and isolated in the one; in the other a span that no backtick ends."""
     assert foreign_html('<a href="x">&') == "<bdi>&lt;a href=&#34;x&#34;&gt;&amp;</bdi>"
-    assert foreign_markdown("a|b") == "`a\\|b`"
+    assert foreign_markdown("a|b") == "`a|b`"
+    assert foreign_cell("a|b") == "`a\\|b`"
     assert foreign_markdown("a``b`") == "``` a``b` ```"
     assert foreign_markdown("") == "`   `"
 
