@@ -2,7 +2,8 @@
 
 Ours reads samples from a shard, proves their checksums, writes a file each, and computes a
 checksum of the file for the list of what is finished. A raw copy reads the same bytes from the
-same shard and writes a file a sample. The peers' writers are ``safetensors.torch.save_file``
+same shard and writes a file a sample. Where states were captured after the final norm, speculators
+wants them converted. The peers' writers are ``safetensors.torch.save_file``
 (speculators) and ``torch.save`` (SpecForge): once as a script would call them that reads the
 samples from the shard into memory that is there already, without checksums; and once, for a look,
 with the tensors in memory before the clock starts, so that they read nothing at all.
@@ -31,6 +32,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 from statetap_contract import CaptureSpec
 from statetap_producer.exporting.formats import FORMATS
+from statetap_producer.exporting.model_norm import ModelNorm
 from statetap_producer.exporting.norm_step import NormStep
 from statetap_producer.exporting.write_samples import SampleBatch, write_batch
 from statetap_store import Provenance, RunReader, Sample, SampleBuffer, SampleTable, ShardWriter
@@ -40,6 +42,7 @@ SPEC = CaptureSpec("bench", "none", (2, 30, 58), "post", 7168, "bfloat16")
 PROVENANCE = Provenance("bench", "w0", "here", "none", "none", (2, 30, 58))
 #: Tokens of the shortest and the longest sample.
 TOKENS = (200, 2000)
+FINAL_NORM = ModelNorm(torch.linspace(0.5, 2, SPEC.hidden_size), 1e-5)
 PIECE_BYTES = 1 << 20
 #: Bytes of a batch, as ``export`` has them.
 BATCH_BYTES = 64 << 20
@@ -68,6 +71,8 @@ class Case:
     write: Callable[["Stage", Sequence[int], Path], None]
     #: Ours must reach this many times the other side's rate; None for a look.
     bound: float | None
+    #: Whether ours turns last hidden states after the final norm into such before it.
+    is_converted: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +129,8 @@ def make_stage(folder: Path, num_bytes: int) -> Stage:
     """A shard of random samples, and the same in memory as the peers' writers want them."""
     generator = np.random.default_rng(0)
     states = generator.integers(1, 30_000, (TOKENS[1], SPEC.row_width), dtype=np.uint16)
+    last = FINAL_NORM.apply(torch.randn(TOKENS[1], SPEC.hidden_size)).bfloat16()
+    states[:, -SPEC.hidden_size :] = last.view(torch.int16).numpy().view(np.uint16)
     path = folder / "w0-00001.h5"
     with ShardWriter.create(path, SPEC, PROVENANCE, 2 * num_bytes + (1 << 30)) as writer:
         number = 0
@@ -166,7 +173,7 @@ def measure(case: Case, stage: Stage, folder: Path, seed: int) -> tuple[float, f
         for is_ours in (True, False) if (number + seed) % 2 else (False, True):
             begun = time.perf_counter()
             if is_ours:
-                write_batch(batch_of(case.trainer, stage.table, places, sides[True]))
+                write_batch(batch_of(case, stage.table, places, sides[True]))
             else:
                 case.write(stage, places, sides[False])
             spent[is_ours] += time.perf_counter() - begun
@@ -195,17 +202,20 @@ def batches(table: SampleTable) -> list[list[int]]:
     return found
 
 
-def batch_of(trainer: str, table: SampleTable, places: Sequence[int], out: Path) -> SampleBatch:
+def batch_of(case: Case, table: SampleTable, places: Sequence[int], out: Path) -> SampleBatch:
     """What ``export`` hands to one of its processes."""
-    chosen = FORMATS[trainer]
+    chosen = FORMATS[case.trainer]
     norm = chosen.norms[0]
+    captured = "post" if case.is_converted else norm
     names = tuple(str(chosen.file_name(place, len(table))) for place in places)
     return SampleBatch(
         out=out,
-        table=replace(table, spec=replace(SPEC, norm=norm), records=table.records[list(places)]),
+        table=replace(
+            table, spec=replace(SPEC, norm=captured), records=table.records[list(places)]
+        ),
         names=names,
         trainer=chosen,
-        step=NormStep(norm, norm, None),
+        step=NormStep(captured, norm, FINAL_NORM if case.is_converted else None),
     )
 
 
@@ -277,6 +287,7 @@ def peer_case(trainer: str, words: str, save: Callable[[Tensors, Path], None]) -
 
 CASES = (
     Case("speculators", "a raw copy", copy_raw, 0.70),
+    Case("speculators", "a raw copy, converted", copy_raw, 0.70, is_converted=True),
     *peer_case("speculators", "save_file", save_file_of),
     Case("specforge", "a raw copy", copy_raw, None),
     *peer_case("specforge", "torch.save", torch_save_of),

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
 
@@ -43,7 +45,7 @@ _WEIGHT_NAMES: Final = frozenset(
 _MOST_SQUARE: Final = 1 + 2.0**-5
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ModelNorm:
     """RMSNorm: ``scale * x / sqrt(mean(x ** 2) + eps)``."""
 
@@ -85,6 +87,17 @@ class ModelNorm:
         mean_square = rows.square().mean(1, keepdim=True)
         return rows * torch.rsqrt(mean_square + self.eps) * self.scale
 
+    @cached_property
+    def has_zeros(self) -> bool:
+        """Whether a weight is zero, so that the norm takes elements away."""
+        return not bool(self.scale.all())
+
+    @cached_property
+    def _inverse(self) -> torch.Tensor:
+        """float32 [hidden_size], zero where the weight is."""
+        is_kept = self.scale != 0
+        return torch.where(is_kept, 1 / self.scale.where(is_kept, 1), 0)
+
     @property
     def digest(self) -> str:
         """32 hex digits that stand for weight and eps."""
@@ -92,17 +105,7 @@ class ModelNorm:
             self.scale.numpy().tobytes() + struct.pack("<d", self.eps), digest_size=16
         ).hexdigest()
 
-    def shortfalls(self, rows: torch.Tensor) -> torch.Tensor:
-        """By how much the mean squares of rows after this norm fall short of one, float32 [n].
-
-        That is the part that eps had, next to nothing in a model's own states. Empty for a weight
-        with zeros, which take parts of a row away.
-        """
-        if not self.scale.all():
-            return rows.new_empty(0)
-        return 1 - (rows / self.scale).square().mean(1)
-
-    def undo(self, rows: torch.Tensor) -> torch.Tensor:
+    def undo(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """States that this norm turns into the given ones, float32 [n, hidden_size] both.
 
         The norm takes away how large a state was, so these are not the model's own but multiples
@@ -110,18 +113,25 @@ class ModelNorm:
         what a weight of zero took away: they are scaled so that the norm gives the very same
         again, but for a share of ``eps / 2`` at most, with zero for an element that was taken away.
 
+        Returns:
+            The states, and float32 [n], the part of each row's mean square that was taken away:
+            next to nothing in a model's own states where no weight is zero. Not a number, or
+            infinite, where an element of the row is.
+
         Raises:
             ValueError: this norm gives no such states.
         """
-        is_kept = self.scale != 0
-        if rows[:, ~is_kept].any():
+        if self.has_zeros and rows[:, self.scale == 0].any():
             raise ValueError("an element is not zero where the norm's weight is")
-        directions = torch.where(is_kept, rows / self.scale.where(is_kept, 1), 0)
-        mean_square = directions.square().mean(1, keepdim=True)
-        if (most := float(mean_square.max())) > _MOST_SQUARE:
+        directions = rows * self._inverse
+        lengths = torch.linalg.vector_norm(directions, dim=1)
+        mean_square = lengths.square() / rows.shape[1]
+        if (most := float(mean_square.max())) > _MOST_SQUARE and math.isfinite(most):
             raise ValueError(f"a mean square is {most:.3g}, above 1")
+        taken_away = 1 - mean_square
         # s * d / sqrt(s^2 * mean(d^2) + eps) = d, solved for s.
-        return directions * torch.sqrt(self.eps / (1 - mean_square).clamp_min(self.eps))
+        factors = torch.sqrt(self.eps / taken_away.clamp_min(self.eps))
+        return directions.mul_(factors[:, None]), taken_away
 
 
 def _weights(model: ModelFolder) -> Iterator[torch.Tensor]:

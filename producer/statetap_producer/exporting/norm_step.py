@@ -11,8 +11,6 @@ from statetap_producer.exporting.model_norm import ModelNorm
 from statetap_producer.exporting.trainer_format import Blocks
 
 #: In words, by what ``CaptureSpec.norm`` says.
-#: Rows of a block that are looked at.
-_PROBED_ROWS: Final = 16
 #: The middle row of a sample may not have lost more to eps: no model's states are that small, and
 #: weights that are too large look the same.
 _LARGEST_SHORTFALL: Final = 2.0**-5
@@ -68,29 +66,26 @@ class NormStep:
         if self.norm is None:
             yield from blocks
             return
-        convert = self.norm.apply if self.written == "post" else self.norm.undo
         shortfalls = []
         for rows in blocks:
             last = to_torch(rows, spec.dtype)[:, -spec.hidden_size :]
-            captured = last.float()
-            if not captured.isfinite().all():
-                raise CheckError(
-                    "not-finite",
-                    f"the last hidden states of sample {key} hold a value that is not finite: run "
-                    "statetap verify, then repair, and extract the sample again",
-                )
-            if self.captured == "post":
-                shortfalls.append(self.norm.shortfalls(captured[:_PROBED_ROWS]))
-            try:
-                last.copy_(convert(captured))
+            if self.written == "post":
+                last.copy_(self.norm.apply(_finite(key, last.float())))
                 if not last.isfinite().all():
-                    raise ValueError(f"the result is beyond {spec.dtype}")
-            except ValueError as error:
-                raise _differs(key, str(error)) from error
+                    raise _differs(key, f"the result is beyond {spec.dtype}")
+            else:
+                try:
+                    states, shortfall = self.norm.undo(last.float())
+                except ValueError as error:
+                    raise _differs(key, str(error)) from error
+                if not shortfall.isfinite().all():
+                    _finite(key, last)
+                last.copy_(states)
+                shortfalls.append(shortfall)
             yield rows
         # One row may be small by right, half of them are not.
-        if shortfalls and len(probed := torch.cat(shortfalls)):
-            middle = float(probed.median())
+        if shortfalls and not self.norm.has_zeros:
+            middle = float(torch.cat(shortfalls).median())
             if middle > _LARGEST_SHORTFALL:
                 raise _differs(key, f"a mean square is {1 - middle:.3g}, below 1")
 
@@ -105,3 +100,14 @@ def _differs(key: str, why: str) -> CheckError:
         f"the last hidden states of sample {key} do not fit the model's final norm ({why}): give "
         "the very model folder that the server loaded",
     )
+
+
+def _finite(key: str, last: torch.Tensor) -> torch.Tensor:
+    """The same rows. Raises CheckError, kind ``not-finite``."""
+    if not last.isfinite().all():
+        raise CheckError(
+            "not-finite",
+            f"the last hidden states of sample {key} hold a value that is not finite: run "
+            "statetap verify, then repair, and extract the sample again",
+        )
+    return last
