@@ -1,8 +1,7 @@
 """Writing samples' files, a batch at a time, and proving files that are there."""
 
-import multiprocessing
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -85,9 +84,6 @@ def write_batch(batch: SampleBatch) -> tuple[str, ...]:
         CheckError: kind ``payload-corrupt`` or ``norm-differs``.
         StopError: kind ``disk-full``, ``not-writable`` or ``shard-broken``.
     """
-    if multiprocessing.parent_process() is not None:
-        # The other cores have processes of their own.
-        torch.set_num_threads(1)
     spec = batch.table.spec
     written_spec = batch.step.written_spec(spec)
     buffer = _buffer(spec)
@@ -96,7 +92,7 @@ def write_batch(batch: SampleBatch) -> tuple[str, ...]:
     try:
         for folder in dict.fromkeys(PurePosixPath(name).parent for name in batch.names):
             make_folders(batch.out / folder, len(folder.parts))
-        with ExitStack() as stack, RunReader(batch.table) as reader:
+        with _one_thread(), ExitStack() as stack, RunReader(batch.table) as reader:
             for place, name in enumerate(batch.names):
                 key = batch.table[place].key
                 blocks = batch.step.taken(key, reader.read_blocks(place, buffer), spec)
@@ -111,6 +107,17 @@ def write_batch(batch: SampleBatch) -> tuple[str, ...]:
         task = f"write {counted(len(batch.names), 'sample')}"
         raise stop_for(error, batch.out, task) from error
     return tuple(digests)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The other cores have processes of their own, and a block is too small to be shared out."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @lru_cache(1)
