@@ -116,7 +116,7 @@ class ModelNorm:
         Returns:
             The states, and float32 [n], the part of each row's mean square that was taken away:
             next to nothing in a model's own states where no weight is zero. Not a number, or
-            infinite, where an element of the row is.
+            infinite, where an element of the row is or where the mean square is beyond float32.
 
         Raises:
             ValueError: this norm gives no such states.

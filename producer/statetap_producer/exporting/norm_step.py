@@ -10,11 +10,11 @@ from statetap_store.torch_view import to_torch
 from statetap_producer.exporting.model_norm import ModelNorm
 from statetap_producer.exporting.trainer_format import Blocks
 
-#: In words, by what ``CaptureSpec.norm`` says.
 #: The middle row of a sample may not have lost more to eps: no model's states are that small, and
 #: weights that are too large look the same.
 _LARGEST_SHORTFALL: Final = 2.0**-5
 
+#: In words, by what ``CaptureSpec.norm`` says.
 NORM_WORDS: Final = {"post": "after the final norm", "pre": "before the final norm"}
 
 
@@ -80,6 +80,7 @@ class NormStep:
                     raise _differs(key, str(error)) from error
                 if not shortfall.isfinite().all():
                     _finite(key, last)
+                    raise _differs(key, "a mean square is beyond float32")
                 last.copy_(states)
                 shortfalls.append(shortfall)
             yield rows

@@ -2,17 +2,20 @@
 
 import importlib
 import json
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from statetap_contract import MissingError, ModelFolder, UsageError
+from statetap_contract import CaptureSpec, CheckError, MissingError, ModelFolder, UsageError
 from statetap_producer.exporting.model_norm import _ONE_MORE, _PLAIN, ModelNorm
+from statetap_producer.exporting.norm_step import NormStep
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from .conftest import Invoke
@@ -119,6 +122,44 @@ def test_states_of_another_norm_are_found_out() -> None:
             norm.undo(others)
     with pytest.raises(ValueError, match="not zero"):
         ModelNorm(torch.where(weight > 1, weight, 0), EPS).undo(norm.apply(rows))
+
+
+def taken(states: torch.Tensor, norm: ModelNorm) -> torch.Tensor:
+    """What becomes of last states, in blocks of three rows, for a reader with a norm."""
+    width = states.shape[1]
+    spec = CaptureSpec("model", "none", (2, 4, 5), "post", width, "bfloat16")
+    rows = torch.zeros(len(states), spec.row_width, dtype=torch.bfloat16)
+    rows[:, -width:] = states
+    blocks = np.split(rows.view(torch.int16).numpy().view(np.uint16), range(3, len(rows), 3))
+    deque(NormStep("post", "pre", norm).taken("k" * 32, iter(blocks), spec), 0)
+    return rows[:, -width:]
+
+
+def test_other_weights_are_found_out_either_way() -> None:
+    """By the middle row of a sample: smaller weights, larger ones, each by another share."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.rand(64, generator=generator) + 0.5
+    states = ModelNorm(weight, EPS).apply(torch.randn(10, 64, generator=generator) * 3)
+    assert taken(states, ModelNorm(weight, EPS)).isfinite().all()
+    shares = 1 + torch.rand(64, generator=generator)
+    for factor, words in ((1.5, "below 1"), (shares, "below 1"), (1 / 1.5, "above 1")):
+        with pytest.raises(CheckError, match=words) as caught:
+            taken(states, ModelNorm(weight * factor, EPS))
+        assert caught.value.kind == "norm-differs"
+    # A few rows may be so small that eps took much of them.
+    states[:4] = ModelNorm(weight, EPS).apply(torch.full((4, 64), 1e-3))
+    assert taken(states, ModelNorm(weight, EPS)).isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1e18, 1e20, 3e38])
+@pytest.mark.parametrize("num_large", [1, 10])
+def test_no_state_is_too_large_to_be_found_out(size: float, num_large: int) -> None:
+    """Also where its square is beyond float32; a model's norm gives none such."""
+    norm = ModelNorm(torch.full((64,), 0.5), EPS)
+    states = norm.apply(torch.randn(10, 64, generator=torch.Generator().manual_seed(0)))
+    states[:num_large] = size
+    with pytest.raises(CheckError, match="do not fit the model's final norm"):
+        taken(states, norm)
 
 
 #: The norm's class is called after the family, but for those that have another's language model.
