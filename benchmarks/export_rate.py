@@ -3,10 +3,10 @@
 Ours reads samples from a shard, proves their checksums, writes a file each, and computes a
 checksum of the file for the list of what is finished. A raw copy reads the same bytes from the
 same shard and writes a file a sample. Where states were captured after the final norm, speculators
-wants them converted. The peers' writers are ``safetensors.torch.save_file``
-(speculators) and ``torch.save`` (SpecForge): once as a script would call them that reads the
-samples from the shard into memory that is there already, without checksums; and once, for a look,
-with the tensors in memory before the clock starts, so that they read nothing at all.
+wants them converted. The peers' writers are ``safetensors.torch.save_file`` (speculators) and
+``torch.save`` (SpecForge): once as a script would call them that reads the samples from the shard
+into memory that is there already, without checksums; and once, for a look, with the tensors in
+memory before the clock starts, so that they read nothing at all.
 
 All sides take the same samples in turn, in batches, from the page cache, in one process each, and
 sync every file at the end of its batch. Samples are as Kimi-K2.5's: rows of 28,672 bfloat16.
@@ -216,6 +216,7 @@ def batch_of(case: Case, table: SampleTable, places: Sequence[int], out: Path) -
         names=names,
         trainer=chosen,
         step=NormStep(captured, norm, FINAL_NORM if case.is_converted else None),
+        vocab_size=None,
     )
 
 

@@ -31,7 +31,7 @@ class AngelSlim:
     num_layers = 3
     needs_vocabulary = True
     needs_token_counts = False
-    suffix = ".ckpt"
+    suffixes = (".ckpt",)
 
     def file_name(self, place: int, num_train: int) -> PurePosixPath:
         return ckpt_name(place, num_train, _FILES_A_FOLDER)

@@ -62,7 +62,8 @@ def export(
 
     Raises:
         UsageError: kind ``export-running``.
-        CheckError: kind ``payload-corrupt`` or ``norm-differs``: a sample, by its key.
+        CheckError: kind ``payload-corrupt``, ``norm-differs``, ``not-finite`` or
+            ``token-outside``: a sample, by its key.
         StopError: kind ``disk-full``, ``not-writable`` or ``shard-broken``.
         MissingError: kind ``process-killed``, or a shard is gone.
     """

@@ -55,6 +55,8 @@ class ExportPlan:
     trainer: TrainerFormat
     content: ExportContent
     step: NormStep
+    #: Of the model, None where none is named.
+    vocab_size: int | None
     #: The content of ``export.json``.
     record: dict[str, object]
     #: Bytes that the samples' files take, and bytes free on the disk of ``out``.
@@ -144,6 +146,7 @@ def plan_export(request: ExportRequest, on_progress: Callable[[int, int], None])
         trainer=trainer,
         content=content,
         step=step,
+        vocab_size=None if model is None else model.vocab_size,
         record=record,
         num_bytes=sum(trainer.file_bytes(content.spec, num_tokens) for num_tokens in tokens),
         free_bytes=shutil.disk_usage(_existing(request.out)).free,
@@ -256,7 +259,9 @@ def _refuse_strangers(out: Path, trainer: TrainerFormat, content: ExportContent)
     num_samples, num_train = len(content.table), content.num_train
     folders = {trainer.file_name(place, num_train).parts[0] for place in (0, num_samples - 1)}
     for folder in sorted(folders):
-        for path in (out / folder).rglob(f"*{trainer.suffix}"):
+        for path in (out / folder).rglob("*"):
+            if not path.name.endswith(trainer.suffixes):
+                continue
             name = PurePosixPath(path.relative_to(out).as_posix())
             match = _NUMBER.search(path.name)
             number = int(match[1]) if match else num_samples

@@ -72,6 +72,12 @@ class ModelNorm:
                 "states cannot be converted: export for a trainer that reads them as they are, or "
                 "capture with the other --norm",
             )
+        if not any(model.path.glob("*.safetensors")):
+            raise UsageError(
+                "norm-unknown",
+                f"the final norm is read from safetensors files only, and {model.path} has none: "
+                "give a folder of the same model as safetensors",
+            )
         found = list(_weights(model))
         if len(found) != 1 or found[0].shape != (model.hidden_size,):
             raise UsageError(
@@ -149,6 +155,12 @@ def _weights(model: ModelFolder) -> Iterator[torch.Tensor]:
 def _eps(model: ModelFolder) -> float:
     config = json.loads((model.path / "config.json").read_bytes())
     eps = (config.get("text_config") or config).get("rms_norm_eps")
+    if eps is None:
+        raise UsageError(
+            "norm-unknown",
+            f"{Path(model.path) / 'config.json'} has no 'rms_norm_eps', which the final norm "
+            "needs: copy the model's config.json again",
+        )
     if not isinstance(eps, float) or not 0 < eps < 1:
         raise UsageError(
             "norm-unknown",

@@ -30,7 +30,7 @@ class ModelOpt:
     num_layers = None
     needs_vocabulary = False
     needs_token_counts = False
-    suffix = ".pt"
+    suffixes = (".pt",)
 
     def file_name(self, place: int, num_train: int) -> PurePosixPath:
         split, number = split_name(place, num_train)

@@ -34,7 +34,7 @@ class SpecForge:
     num_layers = 3
     needs_vocabulary = False
     needs_token_counts = False
-    suffix = ".ckpt"
+    suffixes = (".ckpt", ".ckpt.gz")
 
     def file_name(self, place: int, num_train: int) -> PurePosixPath:
         return ckpt_name(place, num_train, _FILES_A_FOLDER)

@@ -38,7 +38,7 @@ class Speculators:
     num_layers = None
     needs_vocabulary = False
     needs_token_counts = True
-    suffix = ".safetensors"
+    suffixes = (".safetensors",)
 
     def file_name(self, place: int, num_train: int) -> PurePosixPath:  # noqa: ARG002 - one folder
         return PurePosixPath("hidden_states", f"hs_{place}.safetensors")

@@ -12,7 +12,9 @@ def check_fraction(fraction: float) -> None:
     """Raises UsageError, kind ``val-fraction``, for one that is not in [0, 1)."""
     if not 0 <= fraction < 1:
         raise UsageError(
-            "val-fraction", f"--val-fraction {fraction:g} is not at least 0 and less than 1"
+            "val-fraction",
+            f"--val-fraction {fraction:g} is no share of the samples: give at least 0 and less "
+            "than 1, such as 0.05",
         )
 
 

@@ -87,8 +87,8 @@ class TrainerFormat(Protocol):
         ...
 
     @property
-    def suffix(self) -> str:
-        """Ending of a sample's file, by which the trainer finds it."""
+    def suffixes(self) -> tuple[str, ...]:
+        """Endings by which the trainer finds files."""
         ...
 
     def file_name(self, place: int, num_train: int) -> PurePosixPath:

@@ -10,6 +10,8 @@ from statetap_contract import CheckError, UsageError
 from statetap_store import RunReader
 from statetap_store.layout import LOSS_MASK_BYTES, TOKEN_ID_BYTES
 
+from statetap_producer.terminal.counted import counted
+
 #: What is read of each token.
 _TOKEN_BYTES: Final = TOKEN_ID_BYTES + LOSS_MASK_BYTES
 
@@ -63,7 +65,7 @@ def count_tokens(
     Args:
         reader: of the samples, which are read without their states.
         num_samples: how many of them to count.
-        vocab_size: of the model; None for the largest id in the loss.
+        vocab_size: of the model; None for up to the largest id in the loss.
         on_progress: called with the bytes of ids and masks read, and those to read.
 
     Returns:
@@ -77,20 +79,33 @@ def count_tokens(
     num_read, total = 0, int(reader.table.num_tokens[:num_samples].sum()) * _TOKEN_BYTES
     for place in range(num_samples):
         token_ids, loss_mask = reader.read_prompt(place)
+        check_tokens(reader.table[place].key, token_ids, vocab_size)
         found = np.bincount(token_ids[loss_mask == 1])
         if len(found) > len(counts):
-            if vocab_size is not None:
-                raise CheckError(
-                    "token-outside",
-                    f"sample {reader.table[place].key} has token {len(found) - 1:,} and the model "
-                    f"has {vocab_size:,}: give the folder of the model that it was made for",
-                )
             counts.resize(len(found), refcheck=False)
         counts[: len(found)] += found
         num_read += len(token_ids) * _TOKEN_BYTES
         on_progress(num_read, total)
     if not counts.any():
         raise CheckError(
-            "no-loss", "the loss is taken over no token of any sample: nothing could be trained"
+            "no-loss",
+            f"the loss is taken over no token of {counted(num_samples, 'training sample')}: "
+            "extract conversations that have answers",
         )
     return counts
+
+
+def check_tokens(key: str, token_ids: npt.NDArray[np.int32], vocab_size: int | None) -> None:
+    """Raises CheckError, kind ``token-outside``, for ids that the model does not have.
+
+    Args:
+        key: the sample's.
+        token_ids: [n], at least one.
+        vocab_size: of the model, None where that is not known.
+    """
+    if vocab_size is not None and (largest := int(token_ids.max())) >= vocab_size:
+        raise CheckError(
+            "token-outside",
+            f"sample {key} has token {largest:,} and the model's vocabulary ends at "
+            f"{vocab_size - 1:,}: give the folder of the model that it was made for",
+        )

@@ -19,6 +19,7 @@ from statetap_producer.exporting.export_plan import ExportPlan
 from statetap_producer.exporting.new_file import NewFile, hash_file, publish
 from statetap_producer.exporting.norm_step import NormStep
 from statetap_producer.exporting.trainer_format import SampleStream, TrainerFormat
+from statetap_producer.exporting.vocabulary import check_tokens
 from statetap_producer.terminal.counted import counted
 
 #: Files of a batch are synced together: so many bytes, or so many files, which are open at once.
@@ -35,6 +36,8 @@ class SampleBatch:
     names: tuple[str, ...]
     trainer: TrainerFormat
     step: NormStep
+    #: Of the model, None where that is not known.
+    vocab_size: int | None
 
 
 def sample_batches(plan: ExportPlan, places: Iterable[int]) -> Iterator[SampleBatch]:
@@ -51,6 +54,7 @@ def sample_batches(plan: ExportPlan, places: Iterable[int]) -> Iterator[SampleBa
             names=tuple(map(plan.sample_name, chosen)),
             trainer=plan.trainer,
             step=plan.step,
+            vocab_size=plan.vocab_size,
         )
 
     for place in places:
@@ -81,7 +85,8 @@ def write_batch(batch: SampleBatch) -> tuple[str, ...]:
     A sample's checksums are proven when it is read. What fails leaves no file half-written.
 
     Raises:
-        CheckError: kind ``payload-corrupt`` or ``norm-differs``.
+        CheckError: kind ``payload-corrupt``, ``norm-differs``, ``not-finite`` or
+            ``token-outside``.
         StopError: kind ``disk-full``, ``not-writable`` or ``shard-broken``.
     """
     spec = batch.table.spec
@@ -96,7 +101,9 @@ def write_batch(batch: SampleBatch) -> tuple[str, ...]:
             for place, name in enumerate(batch.names):
                 key = batch.table[place].key
                 blocks = batch.step.taken(key, reader.read_blocks(place, buffer), spec)
-                sample = SampleStream(key, *reader.read_prompt(place), blocks, written_spec)
+                token_ids, loss_mask = reader.read_prompt(place)
+                check_tokens(key, token_ids, batch.vocab_size)
+                sample = SampleStream(key, token_ids, loss_mask, blocks, written_spec)
                 file = NewFile(batch.out / name)
                 stack.callback(file.discard)
                 files.append(file)

@@ -94,7 +94,7 @@ def test_each_mistake_is_a_sentence(
     assert unknown.exit_code == 2
     assert "angelslim" in unknown.stderr
     for fraction in (1, -0.1, 7, "nan"):
-        check_refused(export("--val-fraction", fraction), 2, "--val-fraction")
+        check_refused(export("--val-fraction", fraction), 2, "--val-fraction", "such as 0.05")
     check_refused(export("--val-fraction", 1e-9), 2, "none of 12 samples for validation")
     check_refused(export("--val-fraction", 1 - 1e-9), 2, "none of 12 samples for training")
     check_refused(export("--draft-vocab-size", 5), 2, "give it with --model")
@@ -284,7 +284,11 @@ def test_a_file_that_the_trainer_would_take_for_a_sample(export: Exporter, tmp_p
     stranger = tmp_path / "out" / "train" / "rows_000000000-000002000" / "data_000000012.ckpt"
     stranger.write_bytes(b"")
     check_refused(export(), 2, str(stranger), "move it away")
-    stranger.rename(stranger.with_suffix(".txt"))
+    # SpecForge reads packed files too.
+    packed = stranger.with_name("data_000000003.ckpt.gz")
+    stranger.rename(packed)
+    check_refused(export(), 2, str(packed), "move it away")
+    packed.rename(stranger.with_suffix(".txt"))
     assert export().exit_code == 0
 
 
@@ -357,6 +361,43 @@ def test_states_that_are_not_finite_are_not_converted(
     result = statetap("export", tmp_path / "nan.h5", *options)
     assert result.exit_code == 1
     assert f"sample {'a' * 32} hold a value that is not finite" in result.stderr
+
+
+def store_one(path: Path, model: Path, last_id: int, mask: int) -> None:
+    """A sample of three tokens, the last of them given, with one mask for all."""
+    spec = spec_of(model)
+    with ShardWriter.create(path, spec, PROVENANCE, 1 << 21) as writer:
+        states = np.ones((3, spec.row_width), np.uint16)
+        ids, loss_mask = np.array([1, 2, last_id], "<i4"), np.full(3, mask, "u1")
+        writer.append("a" * 32, ids, loss_mask, states)
+        writer.commit()
+
+
+def test_a_token_that_the_model_does_not_have(
+    statetap: Invoke, model: Path, tmp_path: Path
+) -> None:
+    """It is found outside the loss too, with a mapping and without; the last id is no fault."""
+    options = ("--to", "specforge", "--model", model)
+    store_one(tmp_path / "last.h5", model, VOCAB - 1, 1)
+    written = statetap("export", tmp_path / "last.h5", *options, "--out", tmp_path / "last")
+    assert (written.exit_code, written.stderr) == (0, "")
+    for mask in (0, 1):
+        path, out = tmp_path / f"beyond{mask}.h5", tmp_path / f"out{mask}"
+        store_one(path, model, VOCAB, mask)
+        for size in ((), ("--draft-vocab-size", 9)):
+            result = statetap("export", path, *options, "--out", out, *size)
+            assert result.exit_code == 1
+            assert f"sample {'a' * 32} has token 50 and the model's vocabulary" in result.stderr
+            assert not list(out.rglob("*.ckpt"))
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def test_no_token_in_the_loss(statetap: Invoke, model: Path, tmp_path: Path) -> None:
+    """There is nothing to choose a vocabulary by."""
+    store_one(tmp_path / "none.h5", model, 3, 0)
+    options = ("--to", "specforge", "--model", model, "--draft-vocab-size", 9)
+    result = statetap("export", tmp_path / "none.h5", *options, "--out", tmp_path / "out")
+    check_refused(result, 1, "no token of 1 training sample", "that have answers")
 
 
 def test_a_batch_takes_its_own_shards_alone(model: Path, shards: Path, tmp_path: Path) -> None:
@@ -559,7 +600,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 def run(path, out):
-    request = ExportRequest(Path(path), FORMATS["speculators"], Path(out))
+    request = ExportRequest(Path(path), FORMATS[sys.argv[4]], Path(out))
     plan = plan_export(request, lambda *_: None)
     export(plan, num_processes=1, on_progress=lambda *_: None)
 
@@ -570,14 +611,16 @@ print(peak() - before)
 """
 
 
-def test_memory_is_flat(model: Path, tmp_path: Path, memory: Path) -> None:
+@pytest.mark.parametrize(("trainer", "norm"), [("speculators", "pre"), ("specforge", "post")])
+def test_memory_is_flat(model: Path, tmp_path: Path, memory: Path, trainer: str, norm: str) -> None:
     """Ten times the samples take no more memory than their list: 400 bytes each at most."""
     few, many = 400, 4_000
     for number in (few, many):
         store_samples(
-            tmp_path / str(number), spec_of(model, norm="pre"), [3] * number, samples_a_shard=number
+            tmp_path / str(number), spec_of(model, norm=norm), [3] * number, samples_a_shard=number
         )
-    command = [sys.executable, "-c", MEASURER, tmp_path / str(few), memory, tmp_path / str(many)]
+    paths = [tmp_path / str(few), memory, tmp_path / str(many)]
+    command = [sys.executable, "-c", MEASURER, *paths, trainer]
     ended = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, timeout=120, check=True
     )

@@ -217,8 +217,16 @@ def test_a_norm_that_is_not_known_is_refused(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "no-eps")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": None}))
-    with pytest.raises(UsageError, match="'rms_norm_eps'"):
+    with pytest.raises(UsageError, match="has no 'rms_norm_eps'"):
         ModelNorm.read(ModelFolder.read(folder))
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": "small"}))
+    with pytest.raises(UsageError, match="is 'small', not a small number"):
+        ModelNorm.read(ModelFolder.read(folder))
+    folder = make_folder(tmp_path / "pickled")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="from safetensors files only") as caught:
+        ModelNorm.read(ModelFolder.read(folder))
+    assert caught.value.kind == "norm-unknown"
     folder = make_folder(tmp_path / "cut")
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(MissingError, match="copy the model again"):
