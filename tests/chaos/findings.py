@@ -47,7 +47,7 @@ class Account:
 
     @property
     def num_doubles(self) -> int:
-        """Index rows beyond the first of their key. Readers take the first."""
+        """Index rows beyond the first of their key."""
         return self.stored.total() - len(self.stored)
 
     @property
@@ -81,6 +81,8 @@ def account(run: RunFolder) -> Account:
     found.faults += [f"{key} is neither stored nor dead" for key in sorted(lost)]
     found.faults += [f"{key} is not planned" for key in sorted(foreign)]
     found.faults += [f"nothing explains {letter}" for letter in unexplained]
+    twice = sorted(key for key, number in found.stored.items() if number > 1)
+    found.faults += [f"{key} is stored {found.stored[key]} times" for key in twice]
     if sorted(listed) != sorted(planned - found.dead):
         found.faults.append(
             f"readers list {len(listed)} samples of {len(set(listed))} keys, not each of "

@@ -94,7 +94,7 @@ def test_every_key_ends_once_whatever_is_killed(
         f"stored {len(found.stored)} in {len(arena.run.shard_files())} shards",
         f"dead {len(found.dead)} {dict(found.dead_by_kind)}",
         f"asked of the server: {arena.to_server.num_counted}, {num_again} again",
-        f"stored twice: {found.num_doubles}, of which readers see the first",
+        f"stored twice: {found.num_doubles}",
         f"status added up {blows.num_looks} times",
         f"rows unlike HF transformers: in {len(wrong)} of {found.stored.total()} samples",
         *faults,

@@ -12,6 +12,7 @@ import pytest
 from statetap_contract import dump_name
 from statetap_local.service import Service
 from statetap_worker.failing.retry import MOST_LOSSES
+from statetap_worker.failing.sample_leases import lease_key
 from statetap_worker.settings import WORKERS_FOLDER
 
 from .bench import Bench, assert_stored_once, job_of
@@ -342,6 +343,32 @@ def test_a_prompt_that_is_delivered_twice_is_asked_for_once(bench: Bench) -> Non
     assert bench.server.asked == {job.key: 1}
     bench.worker.stop()
     assert_stored_once(bench, jobs)
+
+
+def test_a_prompt_that_is_delivered_twice_is_stored_once_without_leases(bench: Bench) -> None:
+    """Redis forgot who is at it: the server would answer both before one of them has stored it."""
+    asked, both_asked, go_on = Event(), Event(), Event()
+
+    def hold(_key: str, attempt: int) -> None:
+        if attempt == 2:
+            both_asked.set()
+        asked.set()
+        go_on.wait(30)
+
+    bench.server.behaviour = hold
+    (job,) = jobs = [job_of(0, 25)]
+    bench.send(job.to_message())
+    assert asked.wait(60)
+    with bench.redis.client() as client:
+        assert client.delete(lease_key(job.key)) == 1
+    bench.send(job.to_message())
+    # It must not come, which nobody announces.
+    both_asked.wait(3)
+    go_on.set()
+    bench.wait_until(lambda: len(bench.stored_keys()) == 1 and bench.num_messages() == 0)
+    bench.worker.stop()
+    assert_stored_once(bench, jobs)
+    assert bench.server.asked == {job.key: 1}
 
 
 def test_a_second_worker_of_the_same_name_is_refused(bench: Bench) -> None:

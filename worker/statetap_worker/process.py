@@ -23,6 +23,7 @@ from statetap_worker.announcing.announcer import Announcer
 from statetap_worker.asking.server import MENDED_BY_TIME, Server
 from statetap_worker.failing.company import Company
 from statetap_worker.failing.in_hand import InHand
+from statetap_worker.failing.key_locks import KeyLocks
 from statetap_worker.failing.ledger import bury
 from statetap_worker.failing.recall import Recall, Urgency
 from statetap_worker.failing.sample_leases import SampleLeases
@@ -39,6 +40,9 @@ from statetap_worker.settings import WORKERS_FOLDER, WorkerSettings
 
 #: Seconds to wait for a server that went away; loading a large model takes minutes.
 _OUTAGE_S: Final = 600.0
+
+#: The file of ``KeyLocks``; no worker has such a name.
+_KEYS: Final = "keys.lock"
 
 #: No server ends and loads its model again in so few seconds.
 _SHORTEST_RESTART_S: Final = 5.0
@@ -72,6 +76,7 @@ class WorkerProcess:
         folder = settings.runs / WORKERS_FOLDER
         self._in_hand = InHand(folder / self._slot_name)
         self._company = Company(folder / _server_name(capture))
+        self._keys = KeyLocks(folder / _KEYS)
         # A worker that was told to stop may be killed while its server is still at a prompt, which
         # is not to blame for that.
         self._recall = Recall(self._in_hand.clear)
@@ -116,6 +121,9 @@ class WorkerProcess:
         """
         with ExitStack() as stack:
             with self._recall.interrupts(Urgency.WAITING):
+                # The lock first: a lease that is waited for then is one of another folder, or left
+                # over.
+                stack.enter_context(self._keys.held(job.key))
                 stack.enter_context(
                     self._leases.held(job.key, lambda: self._pipeline.is_stored(job))
                 )
@@ -174,6 +182,7 @@ class WorkerProcess:
             shards.close()
         self._shards.clear()
         self._leases.close()
+        self._keys.close()
         self._company.close()
         self._in_hand.close()
         if self._announcer is not None:
