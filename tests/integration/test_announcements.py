@@ -95,6 +95,11 @@ class Machines:
     def is_spoken_for(self, name: str) -> bool:
         return bool((self.tmp_path / name / PLACE_FILE).exists() and self.lease(name))
 
+    def num_waiting(self) -> int:
+        """Messages that no worker has taken."""
+        with self.redis.client() as client:
+            return int(client.llen(queue_name(SPEC.digest)))
+
     def holdings(self) -> Counter[str]:
         """How often each key stands on both disks, by the index rows of their shards."""
         keys: Counter[str] = Counter()
@@ -165,6 +170,31 @@ def test_samples_on_other_disks_are_known_and_their_workers_missed(machines: Mac
     machines.workers["second"] = machines.start_worker("second")
     machines.wait_until(lambda: machines.look().keys == expected)
     assert machines.look().silent == []
+
+
+def test_what_comes_to_another_disk_while_it_is_in_flight_is_stored_once(
+    machines: Machines,
+) -> None:
+    """The other worker waits for the lease, and is told that the sample was stored."""
+    asked, go_on = Event(), Event()
+
+    def hold(_key: str, _attempt: int) -> None:
+        asked.set()
+        go_on.wait(30)
+
+    machines.server.behaviour = hold
+    (key,) = machines.send(range(1))
+    assert asked.wait(60)
+    # Each worker has a second process, or two, that takes one of them.
+    for _ in range(3):
+        machines.send(range(1))
+    machines.wait_until(lambda: machines.num_waiting() == 0)
+    go_on.set()
+    machines.wait_until(lambda: machines.redis.num_messages(queue_name(SPEC.digest)) == 0)
+    for worker in machines.workers.values():
+        worker.stop()
+    assert machines.holdings() == {key: 1}
+    assert machines.server.asked == {key: 1}
 
 
 def test_a_killed_announcer_is_replaced(machines: Machines) -> None:

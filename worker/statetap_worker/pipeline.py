@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from statetap_contract import Job, MismatchError, Receipt, ServerCapture, StopError, record_of
@@ -27,6 +28,11 @@ class Outcome:
     server_ms: float
     prove_ms: float
     store_ms: float
+
+    @classmethod
+    def found(cls, job: Job) -> Self:
+        """The sample of this job was there."""
+        return cls(job.key, job.prompt.num_tokens, False, 0.0, 0.0, 0.0)
 
     def to_json(self) -> dict[str, object]:
         return record_of(self)
@@ -65,7 +71,7 @@ class Pipeline:
         if self.is_stored(job):
             # Stored before its message was acknowledged; the dump may have been left behind.
             delete_dump(self.dumps, job.key)
-            return Outcome(job.key, job.prompt.num_tokens, False, 0.0, 0.0, 0.0)
+            return Outcome.found(job)
 
         begun = time.monotonic()
         with self.recall.interrupts(Urgency.ASKING):

@@ -33,6 +33,7 @@ from statetap_worker.measuring.metrics import Metrics
 from statetap_worker.measuring.metrics_page import MetricsPage
 from statetap_worker.measuring.scrape_point import ScrapePoint
 from statetap_worker.pipeline import Outcome, Pipeline
+from statetap_worker.place import place_of
 from statetap_worker.proving.canary import Canary
 from statetap_worker.proving.dump import delete_dump
 from statetap_worker.queueing.taken_messages import Pulse
@@ -83,7 +84,7 @@ class WorkerProcess:
         counted_in = None if point is None else point.folder
         self.metrics = Metrics(counted_in, f"{slot:02d}", capture.spec.row_bytes)
         holder = LeaseHolder.of(settings.name, host, os.getpid())
-        self._leases = SampleLeases(settings.redis_url, holder)
+        self._leases = SampleLeases(settings.redis_url, holder, place_of(settings.runs))
         self._pipeline = Pipeline(
             self._server, capture, settings.dumps, self._shards_of, self._recall
         )
@@ -110,7 +111,8 @@ class WorkerProcess:
     def extract(self, job: Job, *, is_suspect: bool) -> Outcome:
         """See ``Pipeline.extract``. Shakes hands before the first job and after every outage.
 
-        Also after a rest, in which an outage would have passed unnoticed.
+        Also after a rest, in which an outage would have passed unnoticed. A sample that was just
+        stored elsewhere is left alone.
 
         Args:
             job: the prompt.
@@ -121,12 +123,11 @@ class WorkerProcess:
         """
         with ExitStack() as stack:
             with self._recall.interrupts(Urgency.WAITING):
-                # The lock first: a lease that is waited for then is one of another folder, or left
-                # over.
+                # The lock first: whoever has the lease then is elsewhere.
                 stack.enter_context(self._keys.held(job.key))
-                stack.enter_context(
-                    self._leases.held(job.key, lambda: self._pipeline.is_stored(job))
-                )
+                lease = stack.enter_context(self._leases.held(job.run, job.key))
+                if lease.is_stored_elsewhere:
+                    return Outcome.found(job)
                 stack.enter_context(self._company.joined(is_alone=is_suspect))
             # After the waits, which are rests too.
             if time.monotonic() > self._known_until_s:
@@ -140,6 +141,7 @@ class WorkerProcess:
                 # Perhaps it is another server by now.
                 self._known_until_s = 0.0
                 raise
+            lease.is_stored = True
         if outcome.is_new:
             answered_s = asked_s + outcome.server_ms / 1000
             self._known_until_s = answered_s + _SHORTEST_RESTART_S
