@@ -14,7 +14,7 @@ import psutil
 import pytest
 from celery import Celery
 from statetap_contract import TASK_NAME, Job, Prompt, celery_settings, queue_name
-from statetap_contract.announcement import PLACE_FILE, read_place, speaker_key
+from statetap_contract.announcement import PLACE_FILE, read_place, serving_key, speaker_key
 from statetap_contract.transport import TAKEN_PATTERN
 from statetap_local.made_runs import made_run
 from statetap_local.service import Service
@@ -100,6 +100,11 @@ class Machines:
         with self.redis.client() as client:
             return int(client.llen(queue_name(SPEC.digest)))
 
+    def num_serving(self) -> int:
+        """Folders whose workers listen to the queue, as far as Redis knows."""
+        with self.redis.client() as client:
+            return int(client.scard(serving_key(SPEC.digest)))
+
     def holdings(self) -> Counter[str]:
         """How often each key stands on both disks, by the index rows of their shards."""
         keys: Counter[str] = Counter()
@@ -183,6 +188,7 @@ def test_what_comes_to_another_disk_while_it_is_in_flight_is_stored_once(
         go_on.wait(30)
 
     machines.server.behaviour = hold
+    machines.wait_until(lambda: machines.num_serving() == 2)
     (key,) = machines.send(range(1))
     assert asked.wait(60)
     # Each worker has a second process, or two, that takes one of them.

@@ -84,7 +84,9 @@ class WorkerProcess:
         counted_in = None if point is None else point.folder
         self.metrics = Metrics(counted_in, f"{slot:02d}", capture.spec.row_bytes)
         holder = LeaseHolder.of(settings.name, host, os.getpid())
-        self._leases = SampleLeases(settings.redis_url, holder, place_of(settings.runs))
+        self._leases = SampleLeases(
+            settings.redis_url, capture.spec.digest, holder, place_of(settings.runs)
+        )
         self._pipeline = Pipeline(
             self._server, capture, settings.dumps, self._shards_of, self._recall
         )

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import redis
 from statetap_local.services import LocalRedis
-from statetap_worker.failing import sample_leases
+from statetap_worker.failing import direct_redis
 from statetap_worker.failing.sample_leases import SampleLeases, lease_key
 from statetap_worker.lease_holder import LeaseHolder
 
 KEY = "ab" * 16
-RUN = "a-run"
+RUN, SPEC = "a-run", "ef" * 16
 HERE, ELSEWHERE = "1" * 32, "2" * 32
 HOST = f"{socket.gethostname()}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
@@ -31,7 +31,7 @@ def is_gone(client: redis.Redis) -> bool:
 
 def leases_at(place: str, redis_url: str) -> SampleLeases:
     holder = LeaseHolder.of("w", socket.gethostname(), os.getpid())
-    return SampleLeases(redis_url, holder, place)
+    return SampleLeases(redis_url, SPEC, holder, place)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_without_redis_work_goes_on(
     leases: SampleLeases, local_redis: LocalRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leases are advice."""
-    monkeypatch.setattr(sample_leases, "_REDIS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(direct_redis, "TIMEOUT_S", 0.2)
     gone = leases_at(HERE, "redis://127.0.0.1:1/0")
     is_done = False
     with gone.held(RUN, KEY):

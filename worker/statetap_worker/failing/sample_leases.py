@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import redis
+from statetap_contract.announcement import serving_key
 
+from statetap_worker.failing.direct_redis import DirectRedis
 from statetap_worker.lease_holder import LeaseHolder
 
 #: Seconds after which a lease ends whose holder is on another host and may be dead. Longer than
@@ -23,8 +25,8 @@ _LEASE_S: Final = 60
 
 _LOOK_S: Final = 0.2
 
-#: Redis is asked twice a sample; one that is gone shall not hold samples up.
-_REDIS_TIMEOUT_S: Final = 3.0
+#: Seconds after which a folder whose workers were started meanwhile is noticed.
+_NEWS_S: Final = 5.0
 
 #: Begins what stands in the place of the lease of a stored sample. No worker's name has a blank.
 _STORED: Final = b"stored in "
@@ -63,25 +65,24 @@ class SampleLease:
 class SampleLeases:
     """The leases of one process.
 
+    None are taken while this folder is the only one whose workers listen to the queue.
+
     Args:
         redis_url: the Redis of the queue.
+        spec_digest: of the capture spec, which names the queue.
         holder: this process.
         place: the folder of runs.
     """
 
-    def __init__(self, redis_url: str, holder: LeaseHolder, place: str) -> None:
-        # One connection, without the client around it: that costs more than what is asked. It
-        # connects by itself, again after every failure.
-        self._connection = redis.ConnectionPool.from_url(
-            redis_url,
-            socket_timeout=_REDIS_TIMEOUT_S,
-            socket_connect_timeout=_REDIS_TIMEOUT_S,
-        ).make_connection()
-        #: Whether Redis was told something, and its answer was not read yet.
-        self._is_owed = False
+    def __init__(self, redis_url: str, spec_digest: str, holder: LeaseHolder, place: str) -> None:
+        self._redis = DirectRedis(redis_url)
+        self._serving = serving_key(spec_digest)
         self._holder = holder
         self._value = holder.encode()
         self._place = place
+        self._has_neighbours = True
+        #: Until when that is taken for granted, by the monotonic clock.
+        self._known_until_s = 0.0
 
     @contextmanager
     def held(self, run: str, key: str) -> Iterator[SampleLease]:
@@ -97,30 +98,41 @@ class SampleLeases:
         lease = SampleLease()
         is_held = False
         with suppress(redis.RedisError):
-            while (found := self._take(name, run)) is not None and not _says_stored(found):
-                time.sleep(_LOOK_S)
-            is_held = found is None
-            lease.is_stored_elsewhere = not is_held
+            self._look_around()
+            if self._has_neighbours:
+                while (found := self._take(name, run)) is not None and not _says_stored(found):
+                    time.sleep(_LOOK_S)
+                is_held = found is None
+                lease.is_stored_elsewhere = not is_held
         try:
             yield lease
         finally:
             with suppress(redis.RedisError):
-                if lease.is_stored:
-                    self._tell("SET", name, _stored_in(self._place, run), "EX", _LEASE_S)
+                if lease.is_stored and self._has_neighbours:
+                    said = _stored_in(self._place, run)
+                    self._redis.tell("SET", name, said, "EX", _LEASE_S)
                 elif is_held:
-                    self._tell("EVAL", _RELEASE, 1, name, self._value)
+                    self._redis.tell("EVAL", _RELEASE, 1, name, self._value)
 
     def close(self) -> None:
         """Ends the connection."""
-        self._disconnect()
+        self._redis.close()
+
+    def _look_around(self) -> None:
+        """Finds out whether there are workers with other folders, once in a while."""
+        if (now_s := time.monotonic()) > self._known_until_s:
+            places = set(self._redis.ask("SMEMBERS", self._serving))
+            # This worker's own is there from its first second on, unless Redis just lost it.
+            self._has_neighbours = places != {self._place.encode()}
+            self._known_until_s = now_s + _NEWS_S
 
     def _take(self, name: str, run: str) -> bytes | None:
         """None where the lease is this process's now, else what stands there, which may be ''."""
-        if self._ask("SET", name, self._value, "NX", "EX", _LEASE_S):
+        if self._redis.ask("SET", name, self._value, "NX", "EX", _LEASE_S):
             return None
-        found = cast(bytes, self._ask("GET", name) or b"")
+        found = cast(bytes, self._redis.ask("GET", name) or b"")
         if self._is_over(found, run):
-            self._ask("SET", name, self._value, "EX", _LEASE_S)
+            self._redis.ask("SET", name, self._value, "EX", _LEASE_S)
             return None
         return found
 
@@ -134,41 +146,3 @@ class SampleLeases:
             place, _, other_run = found.removeprefix(_STORED).decode().partition("/")
             return place == self._place or other_run != run
         return found == self._value or self._holder.outlives(found)
-
-    def _tell(self, *command: str | bytes | int) -> None:
-        """One command, whose answer is for the next one to read. Raises redis.RedisError."""
-        self._send(*command)
-        self._is_owed = True
-
-    def _ask(self, *command: str | bytes | int) -> Any:
-        """One command's answer. Raises redis.RedisError."""
-        try:
-            self._send(*command)
-            return self._connection.read_response()
-        except redis.ResponseError:
-            raise  # is an answer
-        except BaseException:
-            # The answer may come yet, and would be taken for the next one's.
-            self._disconnect()
-            raise
-
-    def _send(self, *command: str | bytes | int) -> None:
-        """Over another connection where Redis closed this one, as one does that ends."""
-        try:
-            if self._is_owed:
-                self._read_owed()
-            if self._connection.can_read():
-                self._disconnect()
-        except redis.RedisError:
-            self._disconnect()
-        self._connection.send_command(*command)  # type: ignore[no-untyped-call]
-
-    def _read_owed(self) -> None:
-        """The answer to what was told last; a refusal changes nothing any more."""
-        with suppress(redis.ResponseError):
-            self._connection.read_response()
-        self._is_owed = False
-
-    def _disconnect(self) -> None:
-        self._is_owed = False
-        self._connection.disconnect()  # type: ignore[no-untyped-call]
