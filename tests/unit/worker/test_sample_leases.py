@@ -93,9 +93,16 @@ def test_who_waits_is_told_that_the_other_has_stored(
         assert 0 < int(client.ttl(lease_key(KEY))) <= 60
 
 
-@pytest.mark.parametrize("said", [f"stored in {HERE}/{RUN}", f"stored in {ELSEWHERE}/another-run"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"stored in {HERE}/{RUN}".encode(),
+        f"stored in {ELSEWHERE}/another-run".encode(),
+        b"stored in \xff/\xfe",
+    ],
+)
 def test_what_was_stored_here_or_for_another_run_hinders_nobody(
-    leases: SampleLeases, local_redis: LocalRedis, said: str
+    leases: SampleLeases, local_redis: LocalRedis, said: bytes
 ) -> None:
     """This folder's shards are looked into, and may have been deleted meanwhile."""
     with local_redis.client() as client:

@@ -143,6 +143,7 @@ class SampleLeases:
         better: it looked into the shards.
         """
         if _says_stored(found):
-            place, _, other_run = found.removeprefix(_STORED).decode().partition("/")
+            where = found.removeprefix(_STORED).decode(errors="replace")
+            place, _, other_run = where.partition("/")
             return place == self._place or other_run != run
         return found == self._value or self._holder.outlives(found)
